@@ -12,7 +12,7 @@ import types
 import pytest
 from conftest import ROOT, Tree
 
-LAYERS = ("build", "demo", "nodes", "docs", "test", "asan", "format", "wheel", "bench", "slow")
+LAYERS = ("build", "demo", "nodes", "docs", "test", "clang", "format", "wheel", "bench", "slow")
 SIZES = (
     "Need to get 86.4 MB/143 MB of archives.\n"
     "After this operation, 1,609 MB of additional disk space will be used."
@@ -73,8 +73,8 @@ def test_each_layer_has_what_its_name_needs_and_no_more(tree: Tree) -> None:
     assert {"chromium", "prometheus", "golang-go", "slurmd", "man-db", "zsh"} <= test - demo
     assert not {package for package in test if "clang" in package}
     assert {"man-db", "mandoc", "zsh", "fish"} <= listed(tree, "docs")
-    assert "chromium" not in listed(tree, "docs", "asan", "format", "wheel", "bench")
-    assert {package for package in listed(tree, "asan") if "clang" in package}
+    assert "chromium" not in listed(tree, "docs", "clang", "format", "wheel", "bench")
+    assert {package for package in listed(tree, "clang") if "clang" in package}
     assert {"fio", "xfsprogs", "dpkg-dev"} <= slow and test <= slow
     assert {line.split("==")[0] for line in slow if "==" in line} >= {"auditwheel", "pytest"}
 
