@@ -7,53 +7,51 @@
 #include <gtest/gtest.h>
 
 #include <iostream>
+#include <sstream>
 #include <string>
-#include <vector>
-
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
+#include <string_view>
 
 namespace {
 
-// A filter for GoogleTest that lets the tests of these files through.
-std::string FilterFor(const std::vector<std::string>& files) {
+// A filter for GoogleTest that lets the tests of a file through.
+std::string FilterFor(std::string_view file) {
   const ::testing::UnitTest& all = *::testing::UnitTest::GetInstance();
-  std::vector<std::string> names;
+  std::string filter;
   for (int i = 0; i < all.total_test_suite_count(); ++i) {
     const ::testing::TestSuite& suite = *all.GetTestSuite(i);
     for (int j = 0; j < suite.total_test_count(); ++j) {
       const ::testing::TestInfo& test = *suite.GetTestInfo(j);
-      for (const std::string& file : files) {
-        if (absl::EndsWith(test.file(), file)) {
-          names.push_back(absl::StrCat(suite.name(), ".", test.name()));
-        }
+      if (std::string_view(test.file()).ends_with(file)) {
+        filter += std::string(suite.name()) + "." + test.name() + ":";
       }
     }
   }
-  return absl::StrJoin(names, ":");
+  return filter;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleMock(&argc, argv);
-  std::string_view files;
+  constexpr std::string_view kFiles = "--files=";
+  std::string filter;
   for (int i = 1; i < argc; ++i) {
-    std::string_view argument = argv[i];
-    if (absl::ConsumePrefix(&argument, "--files=")) {
-      files = argument;
+    if (std::string_view(argv[i]).substr(0, kFiles.size()) != kFiles) {
+      std::cerr << "unknown argument " << argv[i] << "\n";
+      return 2;
+    }
+    std::istringstream files(argv[i] + kFiles.size());
+    for (std::string file; std::getline(files, file, ',');) {
+      const std::string tests = FilterFor(file);
+      if (tests.empty()) {
+        std::cerr << "no tests are in " << file << "\n";
+        return 1;
+      }
+      filter += tests;
     }
   }
   // (A filter that is given goes first: a death test runs its program again with one.)
-  if (!files.empty() && GTEST_FLAG_GET(filter) == "*") {
-    const std::string filter = FilterFor(absl::StrSplit(files, ','));
-    if (filter.empty()) {
-      std::cerr << "no tests are in " << files << "\n";
-      return 1;
-    }
+  if (!filter.empty() && GTEST_FLAG_GET(filter) == "*") {
     GTEST_FLAG_SET(filter, filter);
   }
   return RUN_ALL_TESTS();
