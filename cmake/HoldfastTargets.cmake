@@ -127,13 +127,15 @@ add_custom_target(unit_tests)
 # holdfast_test(<name> SOURCES a_test.cc … DEPS x … LABELS unit|integration|slow TIMEOUT s):
 # GoogleTest files, registered with ctest under one name. They are compiled into objects of that name, and linked with the
 # folder's other ones into one program, which ctest asks for the tests of these files (tests/test_main.cc): linking each by
-# itself would cost more than compiling them. ALONE: a program of its own, for what cannot be linked with its neighbours.
-# The label decides which leg runs it. OPTIMIZED: as the
-# build type has it, for tests that compute a lot. SINGLE_THREADED: what is tested has no threads, so ThreadSanitizer has nothing to
-# say of it, and its leg goes without. SHARDS n: ctest runs it in n parts, side by side. SANITIZED_SHARDS n: a matrix whose cases
-# differ in when they strike more than in what they run; a sanitizer's leg runs every n-th of them, its slow tests the others.
-# PLAIN: it leaves something out under AddressSanitizer, or computes for long; so the leg without a sanitizer runs it, too. All
-# other unit tests are AddressSanitizer's alone (HOLDFAST_TESTS plain), which label them so: no test is compiled twice for nothing.
+# itself would cost more than compiling them. The label decides which leg runs it.
+#   ALONE               a program of its own: it cannot be linked with its neighbours, or has its tests in a header
+#   OPTIMIZED           as the build type has it: it computes a lot
+#   SINGLE_THREADED     what is tested has no threads: ThreadSanitizer's leg goes without
+#   SHARDS n            ctest runs it in n parts, side by side
+#   SANITIZED_SHARDS n  a matrix whose cases differ in when they strike more than in what they run: a sanitizer's leg runs every
+#                       n-th of them, its slow tests the others
+#   PLAIN               it leaves something out under AddressSanitizer, or computes for long: the leg without a sanitizer runs it
+#                       too. All other unit tests are the sanitizers' alone (HOLDFAST_TESTS plain), and are labelled so
 function(holdfast_test name)
   cmake_parse_arguments(ARG "ALONE;OPTIMIZED;SINGLE_THREADED;PLAIN" "TIMEOUT;SHARDS;SANITIZED_SHARDS" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
