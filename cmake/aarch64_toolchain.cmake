@@ -1,6 +1,6 @@
-# Compiles for 64-bit ARM with the distribution's cross compiler and its libraries for arm64 (scripts/arm64-root --build).
+# Compiles for 64-bit ARM with the distribution's cross compiler and its libraries for arm64 (scripts/arm64-root).
 #
-#   cmake --preset release -B build/arm64 --toolchain cmake/aarch64_toolchain.cmake -DHOLDFAST_SYSROOT=build/arm64-sysroot
+#   cmake --preset release -B build/arm64 --toolchain cmake/aarch64_toolchain.cmake "-DHOLDFAST_SYSROOT=$PWD/build/arm64-root"
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES HOLDFAST_SYSROOT)

@@ -1,9 +1,10 @@
-"""64-bit ARM, as far as a machine without it can tell: the client's wheel is cross-compiled and runs in qemu-user, beside this
-machine's ckptd; the loops written for the processor agree with the portable ones.
+"""64-bit ARM, as far as a machine without it can tell. The client's wheel is cross-compiled and runs in qemu-user, beside this
+machine's ckptd; the loops written for the processor agree with the portable ones. ckptd and ckptctl are cross-compiled against
+the distribution's libraries, and save, flush and restore in an emulated machine.
 
-    tests/python/run build/test ../aarch64/aarch64_test.py
+    tests/aarch64/run build/test aarch64_test.py
 
-qemu-user maps no memory a second time, so nothing is staged here.
+qemu-user maps no memory a second time, so nothing is staged there.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import zipfile
 from collections.abc import Iterator
 
 import pytest
+from guests.guest import ARM64, Guest
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 ROOT = TREE / "build/arm64-root"
 EMULATOR = "qemu-aarch64-static"
 BUILD_DEADLINE_S = 3000
+GUEST_DEADLINE_S = 1800
 DEADLINE_S = 600
 
 SMOKE = """
@@ -52,7 +55,12 @@ print("saved and restored")
 """
 
 
-def run(*command: str | os.PathLike[str], deadline: float = DEADLINE_S, **variables: str) -> str:
+def run(
+    *command: str | os.PathLike[str],
+    deadline: float = DEADLINE_S,
+    cwd: pathlib.Path | None = None,
+    **variables: str,
+) -> str:
     done = subprocess.run(
         [str(word) for word in command],
         capture_output=True,
@@ -60,6 +68,7 @@ def run(*command: str | os.PathLike[str], deadline: float = DEADLINE_S, **variab
         timeout=deadline,
         check=False,
         env=os.environ | variables,
+        cwd=cwd,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
@@ -118,3 +127,30 @@ def test_the_client_saves_and_restores(wheel: pathlib.Path, tmp_path: pathlib.Pa
         if lock.exists():
             os.kill(int(lock.read_text()), 15)
         shutil.rmtree(place, ignore_errors=True)
+
+
+def test_the_daemon_saves_flushes_and_restores_in_an_emulated_machine(
+    wheel: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    build = TREE / "build/arm64"
+    run(
+        *("/usr/bin/cmake", "--preset", "release", "-B", build, "-DHOLDFAST_BUILD_TESTS=OFF"),
+        *("--toolchain", TREE / "cmake/aarch64_toolchain.cmake", f"-DHOLDFAST_SYSROOT={ROOT}"),
+        *("-DHOLDFAST_BUILD_BENCH=OFF", "-DHOLDFAST_BUILD_PYTHON=OFF"),
+        cwd=TREE,
+    )
+    run("ninja", "-C", build, "ckptd", "ckptctl", deadline=BUILD_DEADLINE_S)
+    (tmp_path / "bin").mkdir()
+    for program in ("ckptd", "ckptctl"):
+        run("aarch64-linux-gnu-strip", "-o", tmp_path / "bin" / program, build / "bin" / program)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    shutil.copy(pathlib.Path(__file__).with_name("inside.py"), tmp_path)
+    guest = Guest(tmp_path, ARM64)
+    answer = guest.run(["/usr/bin/python3", "/run/share/inside.py"], deadline_s=GUEST_DEADLINE_S)
+    assert answer == {
+        "machine": "aarch64",
+        "from_memory": {"step": 3, "same": True},
+        "from_nvme": {"step": 3, "same": True},
+        "verify": 0,
+    }, guest.said()

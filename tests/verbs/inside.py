@@ -1,4 +1,4 @@
-"""What runs in the guest (guest.py): two daemons, each with an RDMA device of its own, over one link, and what is done to them.
+"""What runs in the guest (../guests): two daemons, each with an RDMA device of its own, over one link, and what is done to them.
 
     inside.py BIN NAME…     # the steps NAME…, in this order; what came of each goes to /run/share/answer
 

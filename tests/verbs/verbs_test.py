@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from .guest import Guest
+from guests.guest import X86_64, Guest
 
 BIN = pathlib.Path(os.environ["HOLDFAST_TEST_BIN"])
 INSIDE = pathlib.Path(__file__).with_name("inside.py")
@@ -31,7 +30,7 @@ Facts = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Guest, Facts]]:
-    one = Guest(tmp_path_factory.mktemp("guest"))
+    one = Guest(tmp_path_factory.mktemp("guest"), X86_64)
     answer = one.run([sys.executable, "-B", INSIDE, BIN, *STEPS], deadline_s=DEADLINE_S)
     yield one, answer
 

@@ -1,35 +1,57 @@
-"""A machine to test RDMA on, emulated: Debian's kernel, with soft-RoCE, over this machine's files.
+"""An emulated machine: Debian's kernel, over files of this machine.
 
-    answer = Guest(directory).run([sys.executable, "program.py"])      # JSON that it wrote to /run/share/answer
+    answer = Guest(directory, X86_64).run([sys.executable, "program.py"])  # JSON that it wrote to /run/share/answer
 
-The guest has this machine's root directory, read-only, at the same paths; /run, /dev/shm and /proc are its own, /run/share is
-`directory`. So the very programs of the build run in it, with the libraries that they are linked with. It has two processors,
-no network but what it makes, and ends with the program, or after a deadline. What its kernel and the program say is in
-`directory`/console.
+X86_64 is for RDMA, which it has by soft-RoCE: it has this machine's root directory, read-only, at the same paths, so that the
+very programs of the build run in it. ARM64 has build/arm64-root (scripts/arm64-root). In both, /run, /dev/shm and /proc are its
+own, and /run/share is `directory`. The guest has two processors, no network but what it makes, and ends with the program, or
+after a deadline. What its kernel and the program say is in `directory`/console.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
 import re
 import shlex
-import shutil
 import stat
 import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 _TREE = pathlib.Path(__file__).resolve().parents[2]
-_KERNEL = _TREE / "build/guest"
 _MEMORY_MIB = 3072
-# In the order of their need; what they need themselves is found. Nothing in the guest looks for modules by itself, so crc32,
-# which soft-RoCE asks the kernel for by name, is here, too.
-_MODULES = (
-    ["virtio_pci", "9pnet_virtio", "9p"]
-    + ["veth", "crc32_generic", "rdma_rxe"]
-    + ["ib_uverbs", "rdma_ucm"]
+_SHARES = ("virtio_pci", "9pnet_virtio", "9p")
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    qemu: tuple[str, ...]
+    kernel: pathlib.Path  # the folder that its package is unpacked in
+    root: pathlib.Path  # what the guest has as its root directory
+    busybox: str
+    console: str
+    # In the order of their need; what they need themselves is found.
+    modules: tuple[str, ...] = _SHARES
+
+
+X86_64 = Machine(
+    qemu=("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"),
+    kernel=_TREE / "build/guest",
+    root=pathlib.Path("/"),
+    busybox="/bin/busybox",
+    console="ttyS0",
+    # Nothing in the guest looks for modules by itself, so crc32, which soft-RoCE asks the kernel for by name, is here, too.
+    modules=(*_SHARES, "veth", "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm"),
+)
+ARM64 = Machine(
+    qemu=("qemu-system-aarch64", "-machine", "virt", "-accel", "tcg,thread=multi", "-cpu", "max"),
+    kernel=_TREE / "build/arm64-root",
+    root=_TREE / "build/arm64-root",
+    busybox="bin/busybox",
+    console="ttyAMA0",
 )
 
 _INIT = """#!/bin/busybox sh
@@ -60,14 +82,17 @@ end
 
 
 class Guest:
-    def __init__(self, directory: pathlib.Path) -> None:
+    def __init__(self, directory: pathlib.Path, machine: Machine) -> None:
         self.directory = directory
+        self.machine = machine
         self.console = directory / "console"
-        kernels = sorted(_KERNEL.glob("boot/vmlinuz-*"))
-        assert kernels, f"{_KERNEL} has no kernel: run tests/verbs/setup"
+        kernels = sorted(machine.kernel.glob("boot/vmlinuz-*"))
+        assert kernels, (
+            f"{machine.kernel} has no kernel: run tests/verbs/setup or scripts/arm64-root"
+        )
         self.kernel = kernels[-1]
         version = self.kernel.name.removeprefix("vmlinuz-")
-        self.modules = _KERNEL / "lib/modules" / version
+        self.modules = machine.kernel / "lib/modules" / version
 
     def run(
         self, command: Sequence[str | os.PathLike[str]], *, deadline_s: float
@@ -78,16 +103,16 @@ class Guest:
         (self.directory / "command").write_text(shlex.join(map(os.fspath, command)))
         # Whoever wrote it last: the 9p server follows no links of the guest's, and writes as root.
         machine = [
-            *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"),
-            *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(_MEMORY_MIB)),
+            *(*self.machine.qemu, "-nodefaults", "-no-user-config", "-no-reboot"),
+            *("-smp", "2", "-m", str(_MEMORY_MIB)),
             *("-display", "none", "-nic", "none", "-serial", f"file:{self.console}"),
             *("-kernel", str(self.kernel), "-initrd", str(initramfs)),
             # (A kernel that panics ends the guest. Its check of the timer fails where it gets too little of a processor.)
             *(
                 "-append",
-                "console=ttyS0 panic=-1 quiet loglevel=4 random.trust_cpu=on no_timer_check",
+                f"console={self.machine.console} panic=-1 quiet loglevel=4 random.trust_cpu=on no_timer_check",
             ),
-            *_shared("host", "/", "readonly=on"),
+            *_shared("host", str(self.machine.root), "readonly=on"),
             *_shared("share", str(self.directory), "writeout=immediate"),
         ]
         with open(self.directory / "qemu", "wb") as said:
@@ -125,17 +150,17 @@ class Guest:
                 need(other.replace("-", "_"))
             order.append(name)
 
-        for name in _MODULES:
-            assert name in files, f"{self.modules} has no {name}"
+        built_in = (self.modules / "modules.builtin").read_text().replace("-", "_")
+        for name in self.machine.modules:
+            assert name in files or f"/{name}.ko" in built_in, f"{self.modules} has no {name}"
             need(name)
-        busybox = shutil.which("busybox")
-        assert busybox is not None
+        busybox = self.machine.root / self.machine.busybox
         archive = _Archive()
         for directory in ("bin", "proc", "host", "modules", "dev"):
             archive.add(directory, stat.S_IFDIR | 0o755)
         # What the first process's messages go to: the kernel opens it before anything is mounted.
         archive.add("dev/console", stat.S_IFCHR | 0o600, device=(5, 1))
-        archive.add("bin/busybox", stat.S_IFREG | 0o755, pathlib.Path(busybox).read_bytes())
+        archive.add("bin/busybox", stat.S_IFREG | 0o755, busybox.read_bytes())
         archive.add("init", stat.S_IFREG | 0o755, _INIT.encode())
         archive.add("modules/order", stat.S_IFREG | 0o644, "\n".join([*order, ""]).encode())
         for name in order:
