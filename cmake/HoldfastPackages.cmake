@@ -39,6 +39,9 @@ if(HOLDFAST_PACKAGE)
   install(CODE "execute_process(COMMAND ${PROJECT_SOURCE_DIR}/scripts/carry-libraries
     \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/lib\" \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/share/licences\"
     $<TARGET_FILE:ckptd> $<TARGET_FILE:ckptctl> $<TARGET_FILE:holdfast> COMMAND_ERROR_IS_FATAL ANY)" COMPONENT libraries)
+  foreach(package libxxhash-dev libprotozero-dev nlohmann-json3-dev libcli11-dev) # headers alone
+    install(FILES /usr/share/doc/${package}/copyright DESTINATION share/licences RENAME ${package}.copyright COMPONENT daemon)
+  endforeach()
   install(FILES ${HOLDFAST_WHEEL} DESTINATION wheel COMPONENT wheel)
   install(FILES ${PROJECT_SOURCE_DIR}/docs/install.md ${PROJECT_SOURCE_DIR}/docs/ckptctl.md ${PROJECT_SOURCE_DIR}/docs/capacity.md
     ${PROJECT_SOURCE_DIR}/docs/tuning.md DESTINATION share/holdfast COMPONENT daemon)

@@ -59,8 +59,9 @@ class CatalogWriter {
   CatalogWriter(const CatalogWriter&) = delete;
   CatalogWriter& operator=(const CatalogWriter&) = delete;
 
-  // Without `done` memory.dir has this state already. With it the state is nowhere yet: it is
-  // written at once, also between the retries of others, and a failure is told and not repeated.
+  // With `done` it is written at once, also between the retries of others, and a failure is told.
+  // What memory.dir has is written again after a failure, with all that it has; what it has not
+  // (it is full) is not.
   void WriteJobState(v1::JobState state, Done done = nullptr) EXCLUDES(mutex_);
   // From the catalog, and when that is done from memory.dir. A failure is told and not repeated.
   void RemoveJobState(const JobUuid& job, Done done) EXCLUDES(mutex_);

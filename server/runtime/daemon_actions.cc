@@ -306,12 +306,12 @@ void Daemon::Perform(WriteJobState action) {
 
 // In memory.dir it outlives the daemon, and what could be restored lies nowhere else: that is
 // enough unless it tells of the durable tiers, and the catalog, which outlives a loss of power,
-// follows. One that cannot be written holds nothing up: the status says so. Where memory.dir is
-// full, the catalog stands in.
+// follows. One that fails or hangs is not waited for: the status says so. Where memory.dir is full,
+// the catalog stands in.
 void Daemon::JobStateTried(const JobUuid& job, const WriteJobState& action,
                            const absl::Status& status) {
   const uint64_t version = action.state.version();
-  if (status.ok() && !action.on_disk) {
+  if (status.ok() && (!action.on_disk || !catalog_writer_->problem().empty())) {
     catalog_writer_->WriteJobState(action.state);
     return Feed(JobStateWritten{job, version, status});
   }

@@ -150,7 +150,7 @@ def test_the_daemon_saves_flushes_and_restores_in_an_emulated_machine(
     answer = guest.run(["/usr/bin/python3", "/run/share/inside.py"], deadline_s=GUEST_DEADLINE_S)
     assert answer == {
         "machine": "aarch64",
-        "from_memory": {"step": 3, "same": True},
-        "from_nvme": {"step": 3, "same": True},
+        "from_memory": {"step": 3, "source": "memory", "same": True},
+        "from_nvme": {"step": 3, "source": "nvme", "same": True},
         "verify": 0,
     }, guest.said()

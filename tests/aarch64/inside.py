@@ -76,10 +76,10 @@ def trainer(step: int) -> None:
     signal.pause()
 
 
-def restore(job: object) -> tuple[int, bytes]:
+def restore(job: object) -> tuple[int, str, bytes]:
     tensors, memory = state(0)
     restored = job.restore(lambda saved, objects, of_all: (tensors, [ctypes.addressof(memory)]))  # type: ignore[attr-defined]
-    return restored.step, bytes(memory)
+    return restored.step, restored.source, bytes(memory)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -102,8 +102,8 @@ def main() -> None:
             shutil.rmtree(MEMORY)
         daemon = start()
         job = _core.Job("job", rank=0, world_size=1, socket=str(PLACE / "ckptd.sock"))
-        step, content = restore(job)
-        answer[what] = {"step": step, "same": content == bytes(state(3)[1])}
+        step, source, content = restore(job)
+        answer[what] = {"step": step, "source": source, "same": content == bytes(state(3)[1])}
         job.close()
         kill(daemon)
     daemon = start()

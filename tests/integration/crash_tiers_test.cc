@@ -168,35 +168,28 @@ class CrashRun : public TierTest {
 class TheDriveIsGone : public TierTest {
  public:
   TheDriveIsGone() : TierTest(Options()) {}
-  // Whether the daemon died; it does before it writes a state into the catalog.
-  bool DiesAt(int write) {
-    EXPECT_TRUE(node_.Start("daemon.catalog.job_taken:kill@" + std::to_string(write)));
+  // Saves until a daemon that dies at `point` has died, or all is told; then the power goes, and
+  // the drives with it. Whether it died by itself.
+  bool DiesAt(const std::string& point) {
+    EXPECT_TRUE(node_.Start(point));
     ranks_ = StartRanks(node_, {.bytes = 300'000, .policy = "remote.every_steps=2"}, 2);
-    bool told = false;
+    std::vector<std::string> last;
     for (const std::string command : {"open", "restore", "save 2", "committed", "tier nvme",
                                       "tier remote", "save 3", "committed", "tier nvme"}) {
-      const std::vector<std::string> answers = AskUntilDeath(node_, ranks_, command);
+      last = AskUntilDeath(node_, ranks_, command);
+      step_ = StartsWith(command, "save ") ? *NumberAfter(command, "save ") : step_;
       if (AnyDied(node_, ranks_)) {
-        told = step_ == 3 && std::count(answers.begin(), answers.end(), "ok nvme") > 0;
         break;
       }
-      step_ += command == "save 2" ? 2 : command == "save 3" ? 1 : 0;
     }
     const bool died = !node_.running();
-    if (!told) {
-      return died;
+    if (!died) {
+      EXPECT_THAT(last, Each("ok nvme"));
     }
-    ranks_.clear();
-    EXPECT_EQ(node_.WaitExit(), -SIGKILL);
-    EmptyDirectory(node_.memory_dir());
-    for (uint32_t drive = 0; drive < node_.drives(); ++drive) {
-      std::filesystem::rename(node_.nvme_dir(drive), node_.nvme_dir(drive) + ".away");
+    if (step_ == 3 && std::count(last.begin(), last.end(), "ok nvme") > 0) {
+      LosePowerAndDrives(died);
     }
-    EXPECT_TRUE(node_.Start());
-    Launch();
-    EXPECT_THAT(Restored(), Each(HasSubstr("step=2")));
-    EXPECT_THAT(DoAll(ranks_, "notes"), Each(HasSubstr("step 3"))) << "a step was passed over";
-    return true;
+    return died;
   }
 
  private:
@@ -206,12 +199,29 @@ class TheDriveIsGone : public TierTest {
     options.config += "restore: {wait_for_copies_ms: 0}\n";
     return options;
   }
+  void LosePowerAndDrives(bool died) {
+    ranks_.clear();
+    if (died) {
+      EXPECT_EQ(node_.WaitExit(), -SIGKILL);
+    } else {
+      node_.Kill();
+    }
+    EmptyDirectory(node_.memory_dir());
+    for (uint32_t drive = 0; drive < node_.drives(); ++drive) {
+      std::filesystem::rename(node_.nvme_dir(drive), node_.nvme_dir(drive) + ".away");
+    }
+    EXPECT_TRUE(node_.Start());
+    Launch();
+    EXPECT_THAT(Restored(), Each(HasSubstr("step=2")));
+    EXPECT_THAT(DoAll(ranks_, "notes"), Each(HasSubstr("step 3"))) << "a step was passed over";
+  }
   uint64_t step_ = 0;
 };
 
+// The daemon dies each time before it writes a job's state into the catalog; at last it does not.
 TEST(CrashBeforeTheCatalog, WhatWasToldToLieOnADriveIsNotForgotten) {
   int write = 1;
-  while (TheDriveIsGone().DiesAt(write)) {
+  while (TheDriveIsGone().DiesAt("daemon.catalog.job_taken:kill@" + std::to_string(write))) {
     ++write;
   }
   EXPECT_GT(write, 3) << "the catalog was hardly written";

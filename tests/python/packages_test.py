@@ -350,15 +350,18 @@ def test_the_daemon_runs_on_its_own_glibc_where_the_systems_is_old(
         assert not of_system
 
 
-def pythons() -> list[str]:
+def pythons() -> list[object]:
     """Each CPython from 3.10 on that this machine has, without those that lack the GIL."""
-    found = {}
+    found: dict[str, object] = {}
     versions = pathlib.Path.home() / ".pyenv/versions"
     for path in [*versions.glob("3.*/bin/python3"), *pathlib.Path("/usr/bin").glob("python3.1?")]:
         said = run(path, "-c", "import sys; print(sys.version_info[:2], sys.abiflags)").strip()
         version = tuple(map(int, re.findall(r"\d+", said)))
         if version >= (3, 10) and not said.endswith("t"):
             found.setdefault(said, str(path))
+    if not any(said.startswith("(3, 10)") for said in found):
+        reason = "no CPython 3.10 is here: nothing shows that the module runs there"
+        found["3.10"] = pytest.param("python3.10", marks=pytest.mark.skip(reason=reason))
     return list(found.values())
 
 

@@ -156,6 +156,23 @@ TEST(Flush, ATierThatIsWholeLaterIsToldWithThatTime) {
   EXPECT_EQ(remote - nvme.await_save().unix_ms(), 100'000);
 }
 
+// Not before a state that says so outlives a loss of power: then the tier may be unreadable.
+TEST(Flush, ThatAStepIsWholeInATierIsToldWhenTheStateThatSaysSoIsOnDisk) {
+  TierWorld w;
+  w.h.delay = [](const Action& a) {
+    const auto* write = std::get_if<WriteJobState>(&a);
+    return write != nullptr && write->on_disk;
+  };
+  ASSERT_TRUE(w.Save(1));
+  const v1::DaemonFrame committed =
+      w.ranks[0].Call(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED));
+  EXPECT_FALSE(committed.has_failure()) << "what memory has needs no disk";
+  const uint64_t nvme = w.ranks[0].Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_NVME));
+  EXPECT_FALSE(w.ranks[0].Take(nvme));
+  w.h.PerformDelayed();
+  EXPECT_TRUE(w.ranks[0].Take(nvme));
+}
+
 TEST(Flush, WhatADaemonFindsInATierIsToldWithoutATime) {
   TierWorld w;
   ASSERT_TRUE(w.Save(1));

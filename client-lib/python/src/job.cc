@@ -368,6 +368,7 @@ class PyJob {
       raised_by_progress->Restore();  // it has what it wanted by then
       RaiseLater();
     }
+    ThrowIfPending();  // (an interrupt: what follows asks Python, and would lose it)
     // What it raised is what is wrong, if that is what ended the restore. (Where others' shards
     // were looked at, too, the status says both.)
     if (interrupted) {
