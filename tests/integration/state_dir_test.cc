@@ -262,6 +262,25 @@ TEST_F(StateDirTest, WhileItHangsJobsStartSaveRestoreAndAreRolledBack) {
   EXPECT_FALSE(node_.Job("another").has_value());
 }
 
+// That a step is whole in a tier waits for the catalog (the state that says so), but not for long.
+TEST_F(StateDirTest, WhileItHangsAStepThatIsInATierIsToldAllTheSame) {
+  Node node({.config = "policy: {nvme: {every_steps: 1}}\n",
+             .own_state_bytes = kStateBytes,
+             .drives = 1});
+  ASSERT_TRUE(node.Start());
+  Rank rank(node, {.job = "job"});
+  ASSERT_THAT(rank.Do("open"), HasSubstr("ok attempt="));
+  ASSERT_THAT(rank.Do("restore"), HasSubstr("NOTHING_TO_RESTORE"));
+  std::optional<StoppedThread> hang(std::in_place, node.pid(), "catalog");
+  if (!hang->stopped()) {
+    GTEST_SKIP() << "needs to trace the daemon";
+  }
+  for (int step = 1; step <= 3; ++step) {
+    ASSERT_EQ(rank.Do("save " + std::to_string(step)), "ok sealed");
+    EXPECT_EQ(rank.Do("tier nvme"), "ok nvme");
+  }
+}
+
 TEST_F(StateDirTest, WhileItHangsAStopEndsByItsDeadline) {
   ASSERT_TRUE(node_.Start());
   StoppedThread hang(node_.pid(), "catalog");
