@@ -128,7 +128,8 @@ add_custom_target(unit_tests)
 # GoogleTest files, registered with ctest under one name. They are compiled into objects of that name, and linked with the
 # folder's other ones into one program, which ctest asks for the tests of these files (tests/test_main.cc): linking each by
 # itself would cost more than compiling them. The label decides which leg runs it.
-#   ALONE               a program of its own: it cannot be linked with its neighbours, or has its tests in a header
+#   ALONE               a program of its own: it cannot be linked with its neighbours, or has its tests in a header. So is what
+#                       replaces a function of the process (extern "C", operator new)
 #   OPTIMIZED           as the build type has it: it computes a lot
 #   SINGLE_THREADED     what is tested has no threads: ThreadSanitizer's leg goes without
 #   SHARDS n            ctest runs it in n parts, side by side
@@ -146,6 +147,11 @@ function(holdfast_test name)
   endif()
   set(leaves_out FALSE)
   foreach(source ${ARG_SOURCES})
+    # A function of the process that a test replaces, it would replace for its neighbours too.
+    file(STRINGS ${source} replaces REGEX "^extern \"C\" |operator new\\(" LIMIT_COUNT 1)
+    if(replaces)
+      set(ARG_ALONE TRUE)
+    endif()
     file(STRINGS ${source} asks REGEX "__SANITIZE_|tier_conformance" LIMIT_COUNT 1)
     if(asks)
       set(leaves_out TRUE)

@@ -254,7 +254,7 @@ class MeddledFile : public File {
   const bool written_;
 };
 
-std::unique_ptr<File> HangingEnv::Meddled(std::unique_ptr<File> file, OpenMode mode) {
+inline std::unique_ptr<File> HangingEnv::Meddled(std::unique_ptr<File> file, OpenMode mode) {
   return std::make_unique<MeddledFile>(*this, std::move(file), mode != OpenMode::kRead);
 }
 
