@@ -13,18 +13,23 @@
 
 namespace {
 
-// A filter for GoogleTest that lets the tests of a file through.
+// A filter for GoogleTest that lets the tests of a file through: whole suites by their names, since
+// it shows the filter.
 std::string FilterFor(std::string_view file) {
   const ::testing::UnitTest& all = *::testing::UnitTest::GetInstance();
   std::string filter;
   for (int i = 0; i < all.total_test_suite_count(); ++i) {
     const ::testing::TestSuite& suite = *all.GetTestSuite(i);
+    std::string tests;
+    int count = 0;
     for (int j = 0; j < suite.total_test_count(); ++j) {
       const ::testing::TestInfo& test = *suite.GetTestInfo(j);
       if (std::string_view(test.file()).ends_with(file)) {
-        filter += std::string(suite.name()) + "." + test.name() + ":";
+        tests += std::string(suite.name()) + "." + test.name() + ":";
+        ++count;
       }
     }
+    filter += count == suite.total_test_count() ? std::string(suite.name()) + ".*:" : tests;
   }
   return filter;
 }

@@ -167,7 +167,8 @@ TEST(Flush, ThatAStepIsWholeInATierIsToldWhenTheStateThatSaysSoIsOnDisk) {
   const v1::DaemonFrame committed =
       w.ranks[0].Call(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED));
   EXPECT_FALSE(committed.has_failure()) << "what memory has needs no disk";
-  const uint64_t nvme = w.ranks[0].Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_NVME));
+  const uint64_t nvme =
+      w.ranks[0].Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_NVME, 3'600'000));
   EXPECT_FALSE(w.ranks[0].Take(nvme));
   w.h.PerformDelayed();
   EXPECT_TRUE(w.ranks[0].Take(nvme));
