@@ -84,7 +84,7 @@ def test_a_new_tree_needs_room(tree: Tree) -> None:
     assert done.stderr == (
         "scripts/build: building ckptd needs 1000 MB in .: it has 900 MB free. Free some, or use a clone on a larger disk.\n"
     )
-    assert "building all of the preset release needs 10500 MB" in tree.run("scripts/build").stderr
+    assert "building all of the preset release needs 6000 MB" in tree.run("scripts/build").stderr
 
 
 def test_shellcheck_finds_nothing() -> None:
