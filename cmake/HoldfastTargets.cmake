@@ -178,7 +178,7 @@ function(holdfast_test name)
     set(files "")
   else()
     add_library(${name} OBJECT ${ARG_SOURCES})
-    set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF) # as programs are (tests/CMakeLists.txt: -fPIE)
+    _holdfast_compile_for_program(${name})
   endif()
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest holdfast_options)
@@ -266,13 +266,29 @@ function(_holdfast_compile_as_test target optimized)
   endif()
 endfunction()
 
+# As a program's own sources are, whatever becomes of the objects first.
+function(_holdfast_compile_for_program target)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  get_property(options TARGET ${target} PROPERTY COMPILE_OPTIONS)
+  set_property(TARGET ${target} PROPERTY COMPILE_OPTIONS -fPIE ${options})
+endfunction()
+
+# holdfast_test_library(<name> SOURCES a.cc … DEPS x …): a harness of several tests, which are compiled alike.
+function(holdfast_test_library name)
+  holdfast_library(${name} ${ARGN})
+  _holdfast_compile_for_program(${name})
+  _holdfast_compile_as_test(${name} FALSE)
+  holdfast_use_headers(${name} holdfast_test_headers)
+  set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+endfunction()
+
 # What holdfast_test's programs share.
 function(holdfast_common_test_headers)
   holdfast_common_headers(holdfast_test_headers ${HOLDFAST_COMMON_HEADERS} <gmock/gmock.h> <gtest/gtest.h>)
   if(TARGET holdfast_test_headers)
     _holdfast_compile_as_test(holdfast_test_headers FALSE)
     target_link_libraries(holdfast_test_headers PRIVATE GTest::gmock GTest::gtest)
-    set_target_properties(holdfast_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF) # as programs are
+    _holdfast_compile_for_program(holdfast_test_headers)
   endif()
 endfunction()
 
