@@ -59,9 +59,8 @@ class CatalogWriter {
   CatalogWriter(const CatalogWriter&) = delete;
   CatalogWriter& operator=(const CatalogWriter&) = delete;
 
-  // With `done` it is written at once, also between the retries of others, and a failure is told.
-  // What memory.dir has is written again after a failure, with all that it has; what it has not
-  // (it is full) is not.
+  // With `done` the state is written at once, even while other writes wait for a retry, and `done`
+  // hears of a failure. A state that is also in memory.dir is written again after a failure.
   void WriteJobState(v1::JobState state, Done done = nullptr) EXCLUDES(mutex_);
   // From the catalog, and when that is done from memory.dir. A failure is told and not repeated.
   void RemoveJobState(const JobUuid& job, Done done) EXCLUDES(mutex_);

@@ -43,7 +43,7 @@ X86_64 = Machine(
     root=pathlib.Path("/"),
     busybox="/bin/busybox",
     console="ttyS0",
-    # Nothing in the guest looks for modules by itself, so crc32, which soft-RoCE asks the kernel for by name, is here, too.
+    # The guest loads no module on demand. soft-RoCE asks the kernel for crc32 by name, so that is listed too.
     modules=(*_SHARES, "veth", "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm"),
 )
 ARM64 = Machine(

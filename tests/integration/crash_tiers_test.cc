@@ -168,8 +168,8 @@ class CrashRun : public TierTest {
 class TheDriveIsGone : public TierTest {
  public:
   TheDriveIsGone() : TierTest(Options()) {}
-  // Saves until a daemon that dies at `point` has died, or all is told; then the power goes, and
-  // the drives with it. Whether it died by itself.
+  // Saves two steps with a daemon that dies at `point`. If a rank heard that step 3 is in nvme, the
+  // node then loses its power and its drives. Returns whether the daemon died.
   bool DiesAt(const std::string& point) {
     EXPECT_TRUE(node_.Start(point));
     ranks_ = StartRanks(node_, {.bytes = 300'000, .policy = "remote.every_steps=2"}, 2);

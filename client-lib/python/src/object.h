@@ -156,7 +156,7 @@ struct Conversion<std::string> {
   static std::string From(PyObject* object);  // str or bytes
 };
 template <>
-struct Conversion<Ref> {  // whatever it is
+struct Conversion<Ref> {  // takes any object
   static Ref From(PyObject* object) { return Ref::Borrowed(object); }
 };
 template <typename T>

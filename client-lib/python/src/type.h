@@ -1,4 +1,4 @@
-// Types of the module: an instance has a value of C++, shared with whoever else has it.
+// Types of the module: an instance holds a C++ value by a shared pointer.
 //
 //   Ref Verify(PyView& view, const Arguments& given) { …; return None(); }
 //
