@@ -42,7 +42,7 @@ elseif(NOT HOLDFAST_SANITIZER STREQUAL "")
 endif()
 
 # The headers of others that most sources include, and the messages: parsed once for all that is compiled alike, which
-# saves a third of the work. What a source needs it includes nevertheless: the asan leg does without.
+# saves a third of the work. What a source needs it includes nevertheless: the preset debug does without.
 set(HOLDFAST_COMMON_HEADERS
   <algorithm> <array> <chrono> <cstdint> <deque> <functional> <map> <memory> <mutex> <optional> <set> <string>
   <string_view> <thread> <tuple> <utility> <variant> <vector>
@@ -249,7 +249,8 @@ endfunction()
 
 function(_holdfast_add_shard name suffix shard shards labels timeout)
   add_test(NAME ${name}${suffix} COMMAND ${ARGN})
-  set_tests_properties(${name}${suffix} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout})
+  # (COST: those that may take longest start first, or the last of them runs alone.)
+  set_tests_properties(${name}${suffix} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} COST ${timeout})
   if(shards GREATER 1)
     set_tests_properties(${name}${suffix} PROPERTIES ENVIRONMENT "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${shard}")
   endif()

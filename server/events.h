@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "base/clock.h"
 #include "base/ids.h"
+#include "base/one_of.h"
 #include "holdfast/v1/admin.pb.h"
 #include "holdfast/v1/client.pb.h"
 #include "holdfast/v1/config.pb.h"
@@ -247,18 +248,23 @@ struct HoldShard {
 // (PlanScrubRequest). → ListedShards
 struct ListCopies {};
 // Requests by gRPC. The caller's process is the asker's.
+using AnyAdminQuery =
+    std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::InspectShardRequest,
+                 v1::VerifyRequest, HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest,
+                 v1::WhereRequest, v1::ExplainRequest, v1::TimelineRequest,
+                 v1::CollectGarbageRequest, v1::PinRequest, v1::RemoveCheckpointRequest,
+                 v1::RebuildRequest, v1::SetOptionsRequest, v1::GetNodesRequest,
+                 v1::FindShardRequest, v1::PlanVerifyRequest, v1::ReadShardRequest,
+                 v1::VerifyPartRequest, v1::VerifyMoreRequest, v1::ReplaceRequest, v1::DrainRequest,
+                 v1::RepairRequest, v1::PlanScrubRequest, ListCopies>;
+extern template class OneOf<AnyAdminQuery>;
+struct AdminQuery : OneOf<AnyAdminQuery> {
+  using OneOf::OneOf;
+};
 struct AdminRequest {
   AdminToken token = 0;
   Caller caller;
-  std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::InspectShardRequest,
-               v1::VerifyRequest, HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest,
-               v1::WhereRequest, v1::ExplainRequest, v1::TimelineRequest, v1::CollectGarbageRequest,
-               v1::PinRequest, v1::RemoveCheckpointRequest, v1::RebuildRequest,
-               v1::SetOptionsRequest, v1::GetNodesRequest, v1::FindShardRequest,
-               v1::PlanVerifyRequest, v1::ReadShardRequest, v1::VerifyPartRequest,
-               v1::VerifyMoreRequest, v1::ReplaceRequest, v1::DrainRequest, v1::RepairRequest,
-               v1::PlanScrubRequest, ListCopies>
-      request;
+  AdminQuery request;
 };
 // The runtime's reader has let go of the slots that an AdminReply gave it (ReadableShards).
 struct AdminReadDone {
@@ -372,7 +378,7 @@ struct PeerTold {
   PeerEvent event;
 };
 
-using Event =
+using AnyEvent =
     std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
                  SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
                  SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad, CopyFoundGood,
@@ -380,6 +386,10 @@ using Event =
                  FlushEnded, FetchEnded, DurableOpened, PartsRead, RecordsGathered, DrainStalled,
                  ManifestPublished, CopiesRemoved, TierAway, TierScanned, ReadForPeer, TimerFired,
                  MembershipTold, PeerTold, SettingsChanged>;
+extern template class OneOf<AnyEvent>;
+struct Event : OneOf<AnyEvent> {
+  using OneOf::OneOf;
+};
 
 // ---- Actions ----
 
@@ -650,17 +660,22 @@ struct ListedShards {
   std::string unread;  // why that is not all that was asked for; empty: it is
   std::vector<std::string> hosted_elsewhere;  // ListCopies: jobs whose hosts know the rest
 };
+using AnyAdminResult =
+    std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply, ReadableShards,
+                 ListedShards, v1::SetRestorePointReply, v1::RemoveJobReply, v1::WhereReply,
+                 v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
+                 v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply,
+                 v1::GetNodesReply, v1::FindShardReply, v1::PlanVerifyReply, v1::ReadShardReply,
+                 v1::VerifyPartReply, v1::VerifyMoreReply, v1::ReplaceReply, v1::DrainReply,
+                 v1::RepairReply, v1::PlanScrubReply>;
+extern template class OneOf<AnyAdminResult>;
+struct AdminResult : OneOf<AnyAdminResult> {
+  using OneOf::OneOf;
+};
 struct AdminReply {
   AdminToken token = 0;
   absl::Status status;
-  std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply, ReadableShards,
-               ListedShards, v1::SetRestorePointReply, v1::RemoveJobReply, v1::WhereReply,
-               v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
-               v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply, v1::GetNodesReply,
-               v1::FindShardReply, v1::PlanVerifyReply, v1::ReadShardReply, v1::VerifyPartReply,
-               v1::VerifyMoreReply, v1::ReplaceReply, v1::DrainReply, v1::RepairReply,
-               v1::PlanScrubReply>
-      reply;
+  AdminResult reply;
 };
 // Another node asks for what only the runtime can do → ReadForPeer.
 struct PeerReads {
@@ -707,7 +722,7 @@ struct Report {
   TierKind tier = TierKind::kMemory;  // kTier…: which
 };
 
-using Action =
+using AnyAction =
     std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot, PopulateSlot,
                  WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
                  IndexShard, UnindexShard, UnindexCopies, FlushShard, CancelDrain, HurryFetch,
@@ -715,6 +730,10 @@ using Action =
                  RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme, ApplyLimits, SetTimer,
                  AdminReply, PeerReads, Report, WatchHost, UnwatchHost, CampaignFor, ResignFrom,
                  StoreAgreedState, ForgetAgreedState, ChangePeers, ConnectPeer, SayToPeer>;
+extern template class OneOf<AnyAction>;
+struct Action : OneOf<AnyAction> {
+  using OneOf::OneOf;
+};
 using Actions = std::vector<Action>;
 
 }  // namespace holdfast

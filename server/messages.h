@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "base/clock.h"
 #include "base/ids.h"
+#include "base/one_of.h"
 #include "holdfast/v1/client.pb.h"
 #include "holdfast/v1/state.pb.h"
 #include "recovery/replicas.h"
@@ -394,7 +395,7 @@ struct JobRemoved {
   bool agreed_first = false;  // in a cluster: it is to be durable → RemovalAgreed
 };
 
-using ToCoordinator = std::variant<
+using AnyToCoordinator = std::variant<
     JoinAsked, SeatLost, SaveAsked, RoomAsked, SpareAsked, SaveLost, ShardSealed, ShardBad,
     ShardGood, AwaitAsked, SessionAsked, LoadReported, AttachAsked, RecordsAsked, ListAsked,
     RequestExpired, RequestCancelled, RestorePointAsked, StateWritten, WakeUp, JobRemoved,
@@ -402,6 +403,10 @@ using ToCoordinator = std::variant<
     RemovalStalled, MemoryCopyGained, FetchFailed, DurableRoomAsked, FetchRoomAsked, PinAsked,
     RepairAsked, RemoveCheckpointAsked, SetPolicyAsked, CollectGarbageAsked, NodeArrived, NodeLeft,
     PrefetchEnded, ReplicasDropped, ReplaceAsked, StopNoticed, StepsHeld, NodeLeaving>;
+extern template class OneOf<AnyToCoordinator>;
+struct ToCoordinator : OneOf<AnyToCoordinator> {
+  using OneOf::OneOf;
+};
 
 // ---- Coordinator → agent ----
 
@@ -611,12 +616,16 @@ struct AdminAnswered {
       reply;
 };
 
-using ToAgent =
+using AnyToAgent =
     std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached, SourceOffered,
                  StepOffered, SessionEnded, ShardLocated, RecordsLocated, Listed, GiveUp,
                  CopyUnneeded, Superseded, CopyDoubted, PersistState, RestorePointSet, Reported,
                  FlushWanted, FlushUnwanted, ManifestWanted, RemovalWanted, AdminAnswered,
                  PrefetchWanted, PrefetchUnwanted, RemovalAgreed, HoldSteps, LastStepChosen>;
+extern template class OneOf<AnyToAgent>;
+struct ToAgent : OneOf<AnyToAgent> {
+  using OneOf::OneOf;
+};
 
 // Which node's agent it is for. An answer to a request goes to whoever asked.
 inline constexpr NodeId kEveryNode = UINT32_MAX;  // of the job

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "base/ids.h"
+#include "base/one_of.h"
 #include "holdfast/v1/admin.pb.h"
 #include "holdfast/v1/state.pb.h"
 
@@ -68,20 +69,28 @@ struct StateKept {
 
 // What ckptctl asked on another node: of a job that this one hosts, or of this node, where no job
 // or a node is named.
-using ForwardedRequest =
+using AnyForwardedRequest =
     std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::SetRestorePointRequest,
                  v1::RemoveJobRequest, v1::WhereRequest, v1::ExplainRequest, v1::TimelineRequest,
                  v1::CollectGarbageRequest, v1::PinRequest, v1::RemoveCheckpointRequest,
                  v1::SetOptionsRequest, v1::FindShardRequest, v1::PlanVerifyRequest,
                  v1::ReadShardRequest, v1::VerifyPartRequest, v1::VerifyMoreRequest,
                  v1::ReplaceRequest, v1::DrainRequest, v1::RepairRequest, v1::PlanScrubRequest>;
-using ReturnedReply =
+extern template class OneOf<AnyForwardedRequest>;
+struct ForwardedRequest : OneOf<AnyForwardedRequest> {
+  using OneOf::OneOf;
+};
+using AnyReturnedReply =
     std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply,
                  v1::SetRestorePointReply, v1::RemoveJobReply, v1::WhereReply, v1::ExplainReply,
                  v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
                  v1::RemoveCheckpointReply, v1::SetOptionsReply, v1::FindShardReply,
                  v1::PlanVerifyReply, v1::ReadShardReply, v1::VerifyPartReply, v1::VerifyMoreReply,
                  v1::ReplaceReply, v1::DrainReply, v1::RepairReply, v1::PlanScrubReply>;
+extern template class OneOf<AnyReturnedReply>;
+struct ReturnedReply : OneOf<AnyReturnedReply> {
+  using OneOf::OneOf;
+};
 struct AdminForwarded {
   uint64_t token = 0;
   uint32_t uid = 0;
@@ -94,7 +103,12 @@ struct AdminReturned {
   ReturnedReply reply;  // when OK
 };
 
-using NodeMessage = std::variant<StateAsked, StateTold, JobHosted, JobSought, JobAbsent,
-                                 JobsRemoved, JobLetGo, StateKept, AdminForwarded, AdminReturned>;
+using AnyNodeMessage =
+    std::variant<StateAsked, StateTold, JobHosted, JobSought, JobAbsent, JobsRemoved, JobLetGo,
+                 StateKept, AdminForwarded, AdminReturned>;
+extern template class OneOf<AnyNodeMessage>;
+struct NodeMessage : OneOf<AnyNodeMessage> {
+  using OneOf::OneOf;
+};
 
 }  // namespace holdfast

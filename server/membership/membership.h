@@ -29,6 +29,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "base/one_of.h"
 #include "server/membership/cluster_note.h"
 #include "server/node_messages.h"
 
@@ -168,10 +169,14 @@ struct JobForgotten {
 };
 struct Left {};  // answer to Leave
 
-using MembershipEvent =
+using AnyMembershipEvent =
     std::variant<LeaseHolds, LeaseLost, MembersAre, MemberUp, MemberGone, ClusterWiped,
                  MembershipProblem, HostIs, NoHost, Elected, CampaignLost, Deposed, StateStored,
                  StateFenced, StateFailed, StateIs, JobForgotten, Left>;
+extern template class OneOf<AnyMembershipEvent>;
+struct MembershipEvent : OneOf<AnyMembershipEvent> {
+  using OneOf::OneOf;
+};
 using MembershipObserver = std::function<void(const MembershipEvent&)>;
 
 class Membership {

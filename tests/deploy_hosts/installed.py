@@ -92,6 +92,12 @@ class Host:
         while text not in (status := self.machine.run("ckptctl", "status")):
             assert time.monotonic() < until, status + self.log()
 
+    def await_tiers_read(self) -> None:
+        """Until ckptd knows what lies in the tiers; before that a restore takes what answers."""
+        until = time.monotonic() + DEADLINE_S
+        while "still being read" in (status := self.machine.run("ckptctl", "status")):
+            assert time.monotonic() < until, status + self.log()
+
     def rank(self, job: str = "run", settings: str = "") -> Rank:
         return Rank(self.machine, job, settings)
 

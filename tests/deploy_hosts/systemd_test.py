@@ -63,6 +63,7 @@ def test_all_tiers_work_and_outlive_the_daemon(host: Host) -> None:
     assert memory_of(host) == "/dev/shm/holdfast"
     host.machine.run("rm", "-r", "/dev/shm/holdfast")
     host.start()
+    host.await_tiers_read()
     rebooted = host.rank()
     rebooted.do("open")
     assert " step=6 source=nvme " in rebooted.do("restore")

@@ -402,7 +402,7 @@ class RandomLife {
 TEST(WitnessesRandomTest, NothingIsEverWronglyProvenNotToBeThere) {
   int proven = 0;
   int saves = 0;
-  for (uint32_t seed = 1; seed <= 2000 && !::testing::Test::HasFatalFailure(); ++seed) {
+  for (uint32_t seed = 1; seed <= 500 && !::testing::Test::HasFatalFailure(); ++seed) {
     SCOPED_TRACE(seed);
     RandomLife life(seed);
     life.Run();

@@ -520,9 +520,13 @@ void ExpectArrives(const T& said, const T& expected, const std::string& what) {
   }
 }
 
+template <typename... Types>
+std::variant<Types...> AlternativesOf(const std::variant<Types...>&);
+
 // f.template operator()<T>() for each alternative.
-template <typename Variant, typename F>
+template <typename Named, typename F>
 void ForEachKind(const F& f) {
+  using Variant = decltype(AlternativesOf(std::declval<Named>()));
   [&]<size_t... i>(std::index_sequence<i...>) {
     (f.template operator()<std::variant_alternative_t<i, Variant>>(i), ...);
   }
