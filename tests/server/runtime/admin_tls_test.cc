@@ -360,8 +360,9 @@ TEST_F(AdminTlsTest, ANewCertificateCountsAndABadOneIsAProblem) {
   // A key of another; one that has expired; nothing.
   std::filesystem::copy_file(authority_.Directory("bob") + "/tls.key", files_.key,
                              std::filesystem::copy_options::overwrite_existing);
-  EXPECT_TRUE(Until([&] { return !tls_->problem().empty(); }));
-  EXPECT_THAT(tls_->problem(), HasSubstr("admin.tls: the key in '" + files_.key + "' is not that"));
+  // (A file that is copied is empty for a moment, which is a problem as well.)
+  const std::string another = "admin.tls: the key in '" + files_.key + "' is not that";
+  EXPECT_TRUE(Until([&] { return tls_->problem().find(another) != std::string::npos; }));
   EXPECT_THAT(tls_->problem(), HasSubstr("the certificates of before go on"));
   EXPECT_EQ(CallAs("alice"), absl::OkStatus());
   authority_.Issue("node", {.names = "IP:127.0.0.1", .from = "-9 days", .until = "-1 day"});
