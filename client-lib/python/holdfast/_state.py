@@ -39,6 +39,8 @@ from holdfast._described import (
     torch_module,
 )
 from holdfast._errors import InvalidArgument, Refused
+from holdfast._fsdp1 import refuse_fsdp1
+from holdfast._optimizers import is_optimizer, reads_plainly, stepped_by, unwrapped_optimizer
 from holdfast._part import PARTS, Part
 from holdfast._range import Range
 
@@ -107,11 +109,6 @@ def is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def is_optimizer(value: Any) -> bool:
-    torch = torch_module()
-    return torch is not None and isinstance(value, torch.optim.Optimizer)
-
-
 def is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
@@ -130,30 +127,19 @@ def is_stateful(value: Any) -> bool:
     )
 
 
-def reads_plainly(optimizer: Any) -> bool:
-    """Whether its state is what torch.optim.Optimizer keeps, with no word of its own in saving and loading."""
-    base = torch_module().optim.Optimizer
-    kind = type(optimizer)
-    return (
-        kind.state_dict is base.state_dict
-        and kind.load_state_dict is base.load_state_dict
-        and not getattr(optimizer, "_optimizer_state_dict_pre_hooks", None)
-        and not getattr(optimizer, "_optimizer_state_dict_post_hooks", None)
-        and not getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
-        and not getattr(optimizer, "_optimizer_load_state_dict_post_hooks", None)
-        and all(isinstance(key, torch_module().Tensor) for key in optimizer.state)
-    )
-
-
 def found_in(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The modules, optimizers, ranges and parts of a state, with their paths."""
-    if is_module(state) or is_optimizer(state) or isinstance(state, PARTS):
+    """The modules, optimizers, ranges and parts of a state, with their paths; of wrapped optimizers those inside."""
+    if is_module(state) or isinstance(state, PARTS):
         yield path, state
+    elif is_optimizer(state):
+        yield from ((path, each) for each in stepped_by(state))
     elif type(state) in (dict, list, tuple) or isinstance(state, Mapping):
         items = state.items() if isinstance(state, Mapping) else enumerate(state)
         for key, value in items:
             if not is_tensor(value):  # as most are
                 yield from found_in(value, join(path, key))
+    elif is_stateful(state):
+        yield from ((path, each) for each in stepped_by(state))
 
 
 _NBYTES = operator.attrgetter("nbytes")
@@ -259,7 +245,8 @@ def is_described(value: Any) -> bool:
 
 class Flattener:
     """Makes a Flat of a state; used once. `before` is what was described the last time: when it is the same again, all that is
-    left to do is to see that. `fences`: whether that optimizer's step() waits for a copy.
+    left to do is to see that. `fences`: whether that optimizer's step() waits for a copy; `beside`: optimizers that the state does not
+    show, and of which that is to be asked, too.
 
         flat = Flattener(allow_pickle=False, fences=lambda optimizer: True).run({"model": model, "optim": optim, "extra": {"epoch": 3}})
     """
@@ -269,10 +256,12 @@ class Flattener:
         *,
         allow_pickle: bool,
         fences: Callable[[Any], bool],
+        beside: Iterable[Any] = (),
         before: Described | None = None,
     ) -> None:
         self._allow_pickle = allow_pickle
         self._fences = fences
+        self._beside = beside
         self._before = before
         self._flat = Flat([], [], [], [], [], set(), None)
         self._names: set[str] = {TREE}  # of what is not a tensor of torch
@@ -306,8 +295,11 @@ class Flattener:
             ) from None
 
     def _run(self, state: Mapping[Any, Any]) -> Flat:
+        if self._before is None:
+            for path, value in found_in(state):
+                refuse_fsdp1(path, value)
         self._parameters = Parameters(state)
-        for optimizer in self._parameters.optimizers:
+        for optimizer in dict.fromkeys((*self._parameters.optimizers, *self._beside)):
             if self._fences(optimizer):
                 self._fence(optimizer)
         tree = self._node(state, "")
@@ -365,6 +357,7 @@ class Flattener:
             return self._array(value, path)
         if is_module(value):
             return self._module(unwrapped(value), path)
+        value = unwrapped_optimizer(value)
         if is_optimizer(value) and reads_plainly(value):
             return self._optimizer(value, path)
         kind = type(value)
