@@ -239,7 +239,7 @@ class Checkpointer:
                 ),
                 flat.keep,
                 None,
-                flat.devices,
+                flat.fenced_devices,
             )
 
     def _taken_apart(self, step: int, state: Mapping[str, Any]) -> tuple[Flat, _core.TensorList]:
@@ -505,11 +505,11 @@ class Checkpointer:
             self._shared.has_begun = True
         assert wanted is not None
         try:
-            wanted.finish()
+            with self._fences.no_training():
+                wanted.finish()
         except BaseException as error:
             self._note_half_restored(state, error)
             raise
-        self._fences.expect()
         for key in map(str, state):
             self._half_restored.pop(key, None)
         self.last_restored = restored

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from holdfast._described import torch_module
@@ -49,10 +50,15 @@ class Fences:
         if self._overlap and optimizer not in self._hooks:
             self._hooks[optimizer] = _StepHook(self._wait, optimizer)
 
-    def expect(self) -> None:
-        """From here on a hook must be seen to run: what has run so far was no step of the training."""
-        for hook in self._hooks.values():
-            hook.ran = False
+    @contextlib.contextmanager
+    def no_training(self) -> Iterator[None]:
+        """Steps within are none of the training: that a hook runs there says nothing."""
+        before = [(hook, hook.ran) for hook in self._hooks.values()]
+        try:
+            yield
+        finally:
+            for hook, ran in before:
+                hook.ran = ran
 
     def hold(self, optimizer: Any) -> bool:
         """Whether its step() waits for the copy of what it is about to change. A hook sees to that; and that the hook is run is

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from holdfast._core import TensorInfo
-from holdfast._described import torch_module
+from holdfast._described import plain_types, torch_module
 from holdfast._errors import HoldfastError, InvalidArgument
-from holdfast._optimizers import held_by
+from holdfast._optimizers import held_by, is_optimizer
 from holdfast._state import is_tensor, join
 
 
@@ -129,6 +130,8 @@ def is_laid_out(
 ) -> bool:
     """Whether an optimizer's saved state can be placed without asking it: each entry of a DTensor is one number, or is shaped as
     the DTensor is. The answer is the same on all ranks, also on those that have no element of some parameters."""
+    if plain_types().issuperset(map(type, parameters.values())):
+        return True
     for kind in node["states"]:
         for name in kind["params"]:
             if not _is_dtensor(parameters.get(name)):
@@ -191,12 +194,18 @@ def _child(there: Callable[[], Any], key: Any) -> Any:
 
 
 def load_into(target: Any, state: Any, path: str, **options: Any) -> None:
-    """target.load_state_dict(state), whose errors name the place."""
+    """target.load_state_dict(state), whose errors name the place. What an object of the user's raises stays what it is."""
     try:
         target.load_state_dict(state, **options)
     except HoldfastError:
         raise
     except Exception as error:
+        if not is_optimizer(target):
+            if sys.version_info >= (3, 11):
+                error.add_note(
+                    f"{path}: raised by load_state_dict of this {type(target).__qualname__}"
+                )
+            raise
         raise InvalidArgument(
             f"{path}: load_state_dict of this {type(target).__qualname__} raised {type(error).__name__}: {error}"
         ) from error

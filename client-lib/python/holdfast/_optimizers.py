@@ -84,7 +84,10 @@ def held_by(value: Any) -> list[Any]:
     return [
         each
         for each in found.values()
-        if is_optimizer(each) and _accelerated(each) is None and not contained(each)
+        if is_optimizer(each)
+        and hasattr(each, "param_groups")
+        and _accelerated(each) is None
+        and not contained(each)
     ]
 
 

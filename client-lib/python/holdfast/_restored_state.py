@@ -39,6 +39,7 @@ from holdfast._state import (
     TREE,
     Parameters,
     array_dtype,
+    found_in,
     is_array,
     is_module,
     is_stateful,
@@ -152,7 +153,7 @@ class Wanted:
         if of_all is not None:
             objects = of_all.objects(own)
         self._objects = {name: (data, codec) for name, data, codec in objects}
-        self._parameters = Parameters(state, rename)
+        self._parameters = Parameters(list(found_in(state)), rename)
         self.specs: list[Spec] = []
         self.addresses: list[int] = []
         self._keep: list[Any] = []
