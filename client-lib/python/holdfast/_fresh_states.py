@@ -77,18 +77,20 @@ class FreshStates:
         ]
         if any(each.device.type == "meta" for each in parameters):
             fresh = []  # where they are restored it is said that they have no memory
-        with _unchanged(fresh) if fresh else contextlib.nullcontext():
+        try:
+            with _unchanged(fresh) if fresh else contextlib.nullcontext():
+                for each in fresh:
+                    try:
+                        if not each.state:  # else the step of one around it has made it
+                            _step(each)
+                    except Exception as error:
+                        each.state.clear()
+                        self._errors[id(each)] = f"{type(error).__name__}: {error}"
+            for each in new:
+                self._made[id(each)] = each, dict(each.state) if each in fresh else {}
+        finally:
             for each in fresh:
-                try:
-                    if not each.state:  # else the step of one around it has made it
-                        _step(each)
-                except Exception as error:
-                    each.state.clear()
-                    self._errors[id(each)] = f"{type(error).__name__}: {error}"
-        for each in new:
-            self._made[id(each)] = each, dict(each.state) if each in fresh else {}
-        for each in fresh:
-            each.state.clear()
+                each.state.clear()
 
 
 def _step(optimizer: Any) -> None:
