@@ -148,7 +148,7 @@ def test_lists_of_tensors_beside_a_dtensor_are_not_guessed(
     ckpt.save(0, {"model": model, "optim": optim})
     target = torch.nn.Linear(8, 2)
     fully_shard(target)
-    with pytest.raises(holdfast.InvalidArgument, match="make one step before restoring"):
+    with pytest.raises(holdfast.InvalidArgument, match="Make one step of the training"):
         ckpt.restore({"model": target, "optim": lbfgs(target, 0)})
     other = lbfgs(target, 3)
     ckpt.restore({"model": target, "optim": other})

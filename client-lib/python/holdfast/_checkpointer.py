@@ -25,15 +25,19 @@ from holdfast._errors import (
     NothingToRestore,
     Refused,
 )
+from holdfast._fences import Fences
+from holdfast._fresh_states import FreshStates
+from holdfast._fsdp1 import refuse_fsdp1
 from holdfast._handle import STAGES, Handle, Stage, streams_of
 from holdfast._merged import Merge, OfAll
 from holdfast._network import NetworkBusy
+from holdfast._optimizers import is_optimizer
 from holdfast._policy import Policy
 from holdfast._progress import Progress, RestoreProgress
 from holdfast._reader import Checkpoint, OldRanks
 from holdfast._restored_state import Wanted
 from holdfast._skipped import Line, SkippedSaves
-from holdfast._state import Flat, Flattener, found_in, is_optimizer
+from holdfast._state import Flat, Flattener, found_in
 
 _log = logging.getLogger("holdfast")
 _made: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
@@ -96,7 +100,6 @@ class Checkpointer:
         self._grace = _preemption.grace_of("Checkpointer", grace)
         self._stop_signals = _preemption.stop_signals("Checkpointer", stop_signals)
         self._watches_signals = False
-        self._overlap = overlap
         self._allow_pickle = allow_pickle
         self._raises = on_error == "raise"
         for what, value, kinds in (
@@ -132,7 +135,7 @@ class Checkpointer:
         self._failed = 0
         self._last_step: int | None = None  # the first that `preempted` has called the last one
         self._has_saved = False
-        self._hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._fences = Fences(_before_change(self), overlap=overlap)
         self.last_restored: _core.Restored | None = None
         _made.add(self)
 
@@ -236,12 +239,15 @@ class Checkpointer:
                 ),
                 flat.keep,
                 None,
-                flat.devices,
+                flat.fenced_devices,
             )
 
     def _taken_apart(self, step: int, state: Mapping[str, Any]) -> tuple[Flat, _core.TensorList]:
         flat = Flattener(
-            allow_pickle=self._allow_pickle, fences=self._fences, before=self._described
+            allow_pickle=self._allow_pickle,
+            fences=self._fences.hold,
+            beside=self._fences.added,
+            before=self._described,
         ).run(state)
         self._described = flat.described
         for key, error in self._half_restored.items():
@@ -255,22 +261,15 @@ class Checkpointer:
             self._layout = (flat.specs, tensors)
         return flat, tensors
 
-    def _fences(self, optimizer: Any) -> bool:
-        """Whether its step() waits for the copy of what it is about to change. A hook sees to that; and that the hook is run is
-        not taken for granted: it must have been since the save before (or since restore was called). A step that is replayed
-        as a part of a CUDA graph runs none, nor does one that somebody has put in step's place."""
-        if not self._overlap:
-            return False
-        hook = self._hooks.get(optimizer)
-        if hook is None:
-            self._watch(optimizer)
-            return False
-        ran, hook.ran = hook.ran, False
-        return ran and not hook.captured
+    def fence(self, optimizer: Any) -> None:
+        """Copy this optimizer's parameters and state beside the loop, though the state does not show it.
 
-    def _watch(self, optimizer: Any) -> None:
-        if self._overlap and optimizer not in self._hooks:
-            self._hooks[optimizer] = _StepHook(self, optimizer)
+            ckpt.fence(wrapper.optim)       # once, before the loop: the state has `wrapper`, and a state_dict() is all it shows
+
+        Its `step()` then waits for the copy, as that of optimizers in the state does. Nothing else may change them before the next
+        `step()`: a wrapper that writes parameters of its own accord waits with `wait_snapshot()`.
+        """
+        self._fences.add(optimizer)
 
     def wait_snapshot(self) -> None:
         """Returns when what the last save saved may be changed by hand. Optimizers that were passed need no such call."""
@@ -443,9 +442,10 @@ class Checkpointer:
         timeout = _jobs.seconds("restore", "timeout", timeout)
         if attempt and step is None:
             raise InvalidArgument(f"restore: attempt {attempt} of which step? Name it: step=…")
-        for _, each in found_in(state):
+        for path, each in found_in(state):
+            refuse_fsdp1(path, each)
             if is_optimizer(each):
-                self._watch(each)
+                self._fences.watch(each)
         if progress is not None and not callable(progress):
             raise InvalidArgument(
                 f"restore: progress is a function of a holdfast.RestoreProgress, not a {type(progress).__name__}"
@@ -454,6 +454,7 @@ class Checkpointer:
         renamed = _renaming(rename)
         wanted: Wanted | None = None
         old_ranks: dict[tuple[int, int], OldRanks] = {}
+        fresh = FreshStates()
         until = time.monotonic() + timeout
 
         def choose(
@@ -473,6 +474,7 @@ class Checkpointer:
                 of_all=None if of_all is None else OfAll(*of_all),
                 merge=merge,
                 values_of=lambda known, path: self._values_of(known, path, old_ranks, until),
+                fresh=fresh,
             )
             return tensor_list(wanted.specs), wanted.addresses
 
@@ -503,7 +505,8 @@ class Checkpointer:
             self._shared.has_begun = True
         assert wanted is not None
         try:
-            wanted.finish()
+            with self._fences.no_training():
+                wanted.finish()
         except BaseException as error:
             self._note_half_restored(state, error)
             raise
@@ -606,9 +609,7 @@ class Checkpointer:
 
     def _close(self, timeout: float) -> None:
         self.wait_snapshot()
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
+        self._fences.remove()
         if self._watches_signals:
             self._watches_signals = False
             _preemption.unwatch(self)
@@ -698,37 +699,16 @@ def _failed(step: int, error: Exception) -> Handle:
     return Handle(step, None, None, error, set())
 
 
-class _StepHook:
-    """Before an optimizer's step(): waits for the copy, and notes that it was run."""
+def _before_change(checkpointer: Checkpointer) -> Callable[[], None]:
+    """What an optimizer calls that is about to change what was saved; it keeps no Checkpointer."""
+    this = weakref.ref(checkpointer)
 
-    def __init__(self, checkpointer: Checkpointer, optimizer: Any) -> None:
-        self.ran = False
-        # A graph that is captured is replayed later, without hooks. Some optimizers say so themselves.
-        self.captured = any(group.get("capturable", False) for group in optimizer.param_groups)
-        this = weakref.ref(checkpointer)
+    def wait() -> None:
+        alive = this()
+        if alive is not None and alive._handle is not None:
+            alive._handle._before_change()
 
-        def before_step(*_: Any) -> None:
-            self.ran = True
-            torch = torch_module()
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-                self.captured = True
-            alive = this()
-            if alive is not None and alive._handle is not None:
-                alive._handle._before_change()
-
-        try:
-            self._registered: Any = optimizer.register_step_pre_hook(before_step)
-        except Exception as error:  # a wrapper that is an Optimizer by name
-            self._registered = None
-            _log.warning(
-                "%s takes no hook (%s): what it changes is copied before save returns",
-                type(optimizer).__name__,
-                error,
-            )
-
-    def remove(self) -> None:
-        if self._registered is not None:
-            self._registered.remove()
+    return wait
 
 
 def tensor_list(specs: list[Spec]) -> _core.TensorList:

@@ -125,6 +125,7 @@ class Described:
     copy_first: list[int] = dataclasses.field(default_factory=list)
     names: set[str] = dataclasses.field(default_factory=set)
     devices: set[int] = dataclasses.field(default_factory=set)
+    host_beside: int = 0  # bytes in this process's memory that need not be copied first
     # Tensors (by index) whose node in the tree is not {"tensor": path}.
     odd: list[tuple[int, dict[str, Any]]] = dataclasses.field(default_factory=list)
     # Tensors whose elements lie scattered, and the index of the spec: a dense copy of each is saved.
@@ -220,6 +221,8 @@ def _add(
         made.scattered.append((index, len(made.specs)))
     elif part.nbytes > made.fenced.get(address, -1):
         made.copy_first.append(len(made.specs))
+    elif device < 0:
+        made.host_beside += part.nbytes
     made.specs.append((path, dtype, shape, offset, local_shape, device, flat))
     made.addresses.append(address)
     if device >= 0:

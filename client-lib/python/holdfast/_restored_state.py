@@ -10,14 +10,27 @@ from __future__ import annotations
 import fnmatch
 import functools
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast import _json, _objects
 from holdfast._core import TensorInfo
 from holdfast._described import Spec, is_subclass, torch_module
 from holdfast._errors import Corrupt, InvalidArgument, Refused, not_in_shard
+from holdfast._fresh_states import (
+    FreshStates,
+    check_no_whole,
+    check_plain,
+    is_laid_out,
+    load_into,
+)
 from holdfast._merged import AS_VALUE, DIFFERS, Merge, OfAll, refusal
+from holdfast._optimizers import (
+    by_position,
+    is_optimizer,
+    reads_plainly,
+    unwrapped_optimizer,
+)
 from holdfast._part import PARTS, Part
 from holdfast._range import Range
 from holdfast._state import (
@@ -26,16 +39,15 @@ from holdfast._state import (
     TREE,
     Parameters,
     array_dtype,
+    found_in,
     is_array,
     is_module,
-    is_optimizer,
     is_stateful,
     is_tensor,
     join,
     module_key,
     module_keys,
     numpy_module,
-    reads_plainly,
     unwrapped,
 )
 from holdfast._tensor_memory import (
@@ -68,17 +80,6 @@ def _replace_content(target: dict[Any, Any], content: dict[Any, Any]) -> None:
 
 # What is in a place now; asked for at most once.
 Like = Callable[[], Any]
-
-
-def _state_of(target: Any) -> Like:
-    @functools.cache
-    def state() -> Any:
-        try:
-            return target.state_dict()
-        except Exception:  # it has none yet, perhaps
-            return None
-
-    return state
 
 
 def _there(like: Like | None) -> Any:
@@ -132,6 +133,7 @@ class Wanted:
         of_all: OfAll | None = None,
         merge: Mapping[str, Merge] | None = None,
         values_of: Callable[[OfAll, str], list[Any]] | None = None,
+        fresh: FreshStates | None = None,
     ) -> None:
         """`of_all`: what all old ranks saved is looked at, not this rank's own alone: `saved` are whole tensors then.
         `values_of(of_all, path)`: what each of them had there, for those that `merge` names."""
@@ -142,6 +144,7 @@ class Wanted:
         # (As many ranks as saved: each has its own, and nobody is asked.)
         self._merge = dict(merge or {}) if of_all is not None and not objects else {}
         self._values_of = values_of
+        self._fresh = fresh or FreshStates()
         self._differing = set() if of_all is None else of_all.differing(objects)
         self._new_on: Any = "cpu"  # where tensors are made for which there is no place
         self._allow_pickle = allow_pickle
@@ -150,7 +153,7 @@ class Wanted:
         if of_all is not None:
             objects = of_all.objects(own)
         self._objects = {name: (data, codec) for name, data, codec in objects}
-        self._parameters = Parameters(state, rename)
+        self._parameters = Parameters(list(found_in(state)), rename)
         self.specs: list[Spec] = []
         self.addresses: list[int] = []
         self._keep: list[Any] = []
@@ -333,7 +336,7 @@ class Wanted:
         elif is_array(target) and is_array(value) and target.shape == value.shape:
             self._at_the_end.append(lambda: target.__setitem__(..., value))
         elif is_stateful(target):
-            self._loads.append(lambda: target.load_state_dict(value))
+            self._loads.append(lambda: load_into(target, value, path))
         elif self._replacing(value, target) is not target:
             self._at_the_end.append(lambda: holder.__setitem__(key, value))
 
@@ -351,6 +354,10 @@ class Wanted:
     def _fill(self, node: dict[str, Any], target: Any, path: str) -> Any:
         """What the target is to be replaced by; itself, if it is filled in place."""
         self._check_agreed(node, path, of_optimizer=is_optimizer(target))
+        inner = unwrapped_optimizer(target)
+        if inner is not target:
+            self._fill(node, inner, path)
+            return target
         if "module" in node:
             if not is_module(target):
                 raise InvalidArgument(
@@ -366,8 +373,10 @@ class Wanted:
             self._optimizer(node["optimizer"], target, path)
             return target
         if "stateful" in node and is_stateful(target):
-            loaded = self._make(node["stateful"], path, _state_of(target))
-            self._loads.append(lambda: target.load_state_dict(loaded))
+            there = self._fresh.shown(target)
+            loaded = self._make(node["stateful"], path, there)
+            check_no_whole(loaded, there, target, path)
+            self._loads.append(lambda: load_into(target, loaded, path))
             return target
         if is_module(target) or is_optimizer(target):
             raise InvalidArgument(
@@ -751,7 +760,7 @@ class Wanted:
         plain = says_its_memory(module, state)
         if not plain:
             state = module.state_dict()
-            self._loads.append(lambda: module.load_state_dict(state, strict=self._strict))
+            self._loads.append(lambda: load_into(module, state, path, strict=self._strict))
         missing = []
         for key, value in state.items():
             name = self._rename(f"{path}.{module_key(key)}")
@@ -831,12 +840,17 @@ class Wanted:
             for parameter in group["params"]
         }
         states: dict[Any, dict[str, Any]] = {}
+        by_name = {name: parameter for name, (parameter, _) in parameters.items()}
+        there = optimizer.state
+        if not there and not is_laid_out(node, self._saved, by_name, path):
+            there = self._fresh.of(optimizer)
+        why_not = self._fresh.why_not(optimizer)
         for kind in node["states"]:
             for name in kind["params"]:
                 if name not in parameters and self._of_all is not None:
                     continue  # another pipeline stage's
                 parameter, group = parameters[name]
-                has = optimizer.state.get(parameter, {})
+                has = there.get(parameter, {})
                 states[parameter] = {
                     key: self._entry(
                         node["rest"]
@@ -846,6 +860,7 @@ class Wanted:
                         parameter,
                         key == "step" and not (group.get("capturable") or group.get("fused")),
                         f"{path}.state.{name}.{key}",
+                        why_not,
                     )
                     for key in kind["keys"]
                 }
@@ -857,7 +872,7 @@ class Wanted:
         self._at_the_end.append(put)
 
     def _entry(
-        self, node: dict[str, Any], has: Any, parameter: Any, on_host: bool, path: str
+        self, node: dict[str, Any], has: Any, parameter: Any, on_host: bool, path: str, why_not: str
     ) -> Any:
         """One entry of a parameter's state: the tensor that is there, or one made as the optimizer would."""
         self._check_agreed(node, path, of_optimizer=True)
@@ -865,7 +880,7 @@ class Wanted:
         if "absent" in node:
             return self._absent(has, parameter)
         if "tensor" not in node:
-            return self._nested_entry(node, has, parameter, path)
+            return self._nested_entry(node, has, parameter, path, why_not)
         info = self._info(node["tensor"], path)
         shape = info.shape if info.flat is None else info.flat[1:]
         if info.flat is None and info.shape == self._parameters.whole_shape(parameter):
@@ -879,7 +894,7 @@ class Wanted:
                 dtype = parameter.dtype  # as the optimizer would have it
             made = torch_module().empty_like(parameter, dtype=dtype, requires_grad=False)
         else:
-            self._check_plain(parameter, info.shape, path)
+            check_plain(parameter, info.shape, path, why_not)
             made = self._new_tensor(info, path, "cpu" if on_host else parameter.device)
         return self._entry_into(info, made, parameter, path)
 
@@ -890,7 +905,9 @@ class Wanted:
         self._tensor_into({"tensor": info.name}, into, path)
         return target
 
-    def _nested_entry(self, node: dict[str, Any], has: Any, parameter: Any, path: str) -> Any:
+    def _nested_entry(
+        self, node: dict[str, Any], has: Any, parameter: Any, path: str, why_not: str
+    ) -> Any:
         """An entry that is a list or dictionary, with tensors in it perhaps (LBFGS)."""
         if (
             ("list" in node and type(has) is list and len(has) == len(node["list"]))
@@ -903,21 +920,12 @@ class Wanted:
         ) and holds_tensors(has):
             return self._fill(node, has, path)
         if "value" not in node and "object" not in node:
-            self._check_plain(parameter, (1,), path)
+            check_plain(parameter, (1,), path, why_not)
         before, self._new_on = self._new_on, parameter.device
         try:
             return self._make(node, path)
         finally:
             self._new_on = before
-
-    @staticmethod
-    def _check_plain(parameter: Any, shape: tuple[int, ...], path: str) -> None:
-        """What an optimizer makes of a DTensor is one, too, and how it is sharded only the optimizer knows."""
-        if shape and torch_types().is_dtensor(parameter):
-            raise InvalidArgument(
-                f"{path}: has another shape than its parameter, which is a DTensor: make one step before restoring, so that "
-                "there is a tensor to fill"
-            )
 
     @staticmethod
     def _absent(has: Any, parameter: Any) -> Any:
@@ -957,23 +965,6 @@ def _place_key(place: Any) -> tuple[Any, ...] | None:
     if isinstance(place, Range):
         return place.start, place.length
     return None if place is None or place.whole else (place.offset, place.local_shape)
-
-
-def by_position(
-    saved: list[dict[str, Any]], groups: list[dict[str, Any]], names: dict[int, str]
-) -> dict[int, str]:
-    """Names of parameters as they were saved, where only one side had the module to take them from."""
-    had = [name for one in saved for name in one["params"]]
-    if [len(one["params"]) for one in saved] != [len(group["params"]) for group in groups]:
-        return names
-    if not (_are_numbers(had) or _are_numbers(names.values())):
-        return names
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    return {id(parameter): name for parameter, name in zip(parameters, had, strict=True)}
-
-
-def _are_numbers(names: Iterable[str]) -> bool:
-    return all(name.startswith("#") for name in names)
 
 
 def tensor_of_bytes(data: bytes, path: str, *, allow_pickle: bool) -> Any:

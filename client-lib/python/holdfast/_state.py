@@ -39,6 +39,8 @@ from holdfast._described import (
     torch_module,
 )
 from holdfast._errors import InvalidArgument, Refused
+from holdfast._fsdp1 import refuse_fsdp1
+from holdfast._optimizers import is_optimizer, reads_plainly, stepped_by, unwrapped_optimizer
 from holdfast._part import PARTS, Part
 from holdfast._range import Range
 
@@ -48,6 +50,7 @@ TENSOR_CODEC = "torch.save.1"
 # Each level is up to three of the JSON.
 _DEPTH_MAX = 150
 _PATH_SHOWN = 200
+_HOST_FIRST_BYTES_MAX = 1 << 20  # takes a copy a tenth of a millisecond
 
 # What becomes of a value's node that is not simply the tensor of its path: (number of the value, node).
 Put = Callable[[int, dict[str, Any]], None]
@@ -107,11 +110,6 @@ def is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def is_optimizer(value: Any) -> bool:
-    torch = torch_module()
-    return torch is not None and isinstance(value, torch.optim.Optimizer)
-
-
 def is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
@@ -130,30 +128,22 @@ def is_stateful(value: Any) -> bool:
     )
 
 
-def reads_plainly(optimizer: Any) -> bool:
-    """Whether its state is what torch.optim.Optimizer keeps, with no word of its own in saving and loading."""
-    base = torch_module().optim.Optimizer
-    kind = type(optimizer)
-    return (
-        kind.state_dict is base.state_dict
-        and kind.load_state_dict is base.load_state_dict
-        and not getattr(optimizer, "_optimizer_state_dict_pre_hooks", None)
-        and not getattr(optimizer, "_optimizer_state_dict_post_hooks", None)
-        and not getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
-        and not getattr(optimizer, "_optimizer_load_state_dict_post_hooks", None)
-        and all(isinstance(key, torch_module().Tensor) for key in optimizer.state)
-    )
+_LEAVES = frozenset((bool, int, float, str, bytes, type(None)))
 
 
 def found_in(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The modules, optimizers, ranges and parts of a state, with their paths."""
-    if is_module(state) or is_optimizer(state) or isinstance(state, PARTS):
+    """The modules, optimizers, ranges and parts of a state, with their paths; of wrapped optimizers those inside."""
+    if is_module(state) or isinstance(state, PARTS):
         yield path, state
+    elif is_optimizer(state):
+        yield from ((path, each) for each in stepped_by(state))
     elif type(state) in (dict, list, tuple) or isinstance(state, Mapping):
         items = state.items() if isinstance(state, Mapping) else enumerate(state)
         for key, value in items:
-            if not is_tensor(value):  # as most are
+            if type(value) not in _LEAVES and not is_tensor(value):  # as most are
                 yield from found_in(value, join(path, key))
+    elif is_stateful(state):
+        yield from ((path, each) for each in stepped_by(state))
 
 
 _NBYTES = operator.attrgetter("nbytes")
@@ -162,13 +152,14 @@ _NBYTES = operator.attrgetter("nbytes")
 class Parameters:
     """The names of parameters, as the modules, ranges and parts beside an optimizer give them."""
 
-    def __init__(self, state: Any, rename: Callable[[str], str] = str) -> None:
-        """`rename`: a module's name for a parameter made into the one that is meant."""
+    def __init__(
+        self, found: Sequence[tuple[str, Any]], rename: Callable[[str], str] = str
+    ) -> None:
+        """`found`: what is `found_in` the state. `rename`: a module's name for a parameter made into the one that is meant."""
         self._rename = rename
         self._names: dict[int, str] = {}
         self._further: dict[int, list[str]] = {}  # of those that several modules have
         self._parts: dict[int, Range | Part] = {}
-        found = list(found_in(state))
         self.optimizers = [value for _, value in found if is_optimizer(value)]
         if not self.optimizers:
             return  # nobody else asks for names
@@ -246,6 +237,8 @@ class Flat:
     objects: list[tuple[str, bytes, str | None]]
     devices: set[int]
     described: Described | None  # for the next call
+    # Of which streams an optimizer's step() is put behind the copy, instead of the host.
+    fenced_devices: set[int] = dataclasses.field(default_factory=set)
 
 
 def is_described(value: Any) -> bool:
@@ -259,7 +252,8 @@ def is_described(value: Any) -> bool:
 
 class Flattener:
     """Makes a Flat of a state; used once. `before` is what was described the last time: when it is the same again, all that is
-    left to do is to see that. `fences`: whether that optimizer's step() waits for a copy.
+    left to do is to see that. `fences`: whether that optimizer's step() waits for a copy; `beside`: optimizers that the state does not
+    show, and of which that is to be asked, too.
 
         flat = Flattener(allow_pickle=False, fences=lambda optimizer: True).run({"model": model, "optim": optim, "extra": {"epoch": 3}})
     """
@@ -269,10 +263,12 @@ class Flattener:
         *,
         allow_pickle: bool,
         fences: Callable[[Any], bool],
+        beside: Iterable[Any] = (),
         before: Described | None = None,
     ) -> None:
         self._allow_pickle = allow_pickle
         self._fences = fences
+        self._beside = beside
         self._before = before
         self._flat = Flat([], [], [], [], [], set(), None)
         self._names: set[str] = {TREE}  # of what is not a tensor of torch
@@ -306,8 +302,12 @@ class Flattener:
             ) from None
 
     def _run(self, state: Mapping[Any, Any]) -> Flat:
-        self._parameters = Parameters(state)
-        for optimizer in self._parameters.optimizers:
+        found = list(found_in(state))
+        if self._before is None:
+            for path, value in found:
+                refuse_fsdp1(path, value)
+        self._parameters = Parameters(found)
+        for optimizer in dict.fromkeys((*self._parameters.optimizers, *self._beside)):
             if self._fences(optimizer):
                 self._fence(optimizer)
         tree = self._node(state, "")
@@ -315,7 +315,7 @@ class Flattener:
             self._add_tensors()
         self._add_arrays()
         if self._flat.devices:
-            self._copy_host_first()
+            self._fence_devices()
         text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         try:
             self._flat.objects.append((TREE, text.encode(), None))
@@ -325,9 +325,14 @@ class Flattener:
             ) from None
         return self._flat
 
-    def _copy_host_first(self) -> None:
-        """Beside tensors on devices, what is in this process's memory (Adam's step counts) is little. An optimizer's step()
-        then has the device's streams wait, not the host (Checkpointer), and so must find it copied."""
+    def _fence_devices(self) -> None:
+        """Beside tensors on devices, what is in this process's memory (Adam's step counts) mostly is little. An optimizer's step()
+        then has the device's streams wait, not the host (Checkpointer), and so must find it copied. Where it is much, as state
+        that is offloaded, the host waits."""
+        described = self._flat.described
+        if described is not None and described.host_beside > _HOST_FIRST_BYTES_MAX:
+            return
+        self._flat.fenced_devices = self._flat.devices
         first = set(self._flat.copy_first)
         first.update(i for i, spec in enumerate(self._flat.specs) if spec[5] < 0)
         self._flat.copy_first = sorted(first)
@@ -365,8 +370,10 @@ class Flattener:
             return self._array(value, path)
         if is_module(value):
             return self._module(unwrapped(value), path)
-        if is_optimizer(value) and reads_plainly(value):
-            return self._optimizer(value, path)
+        if is_optimizer(value):
+            value = unwrapped_optimizer(value)
+            if is_optimizer(value) and reads_plainly(value):
+                return self._optimizer(value, path)
         kind = type(value)
         if isinstance(value, Mapping) and (kind is dict or not is_stateful(value)):
             return self._dict(value, path)
@@ -491,7 +498,8 @@ class Flattener:
         if type(value) not in self._plain_types:
             if type(value).__name__ == "ShardedTensor":
                 raise InvalidArgument(
-                    f"{path}: a ShardedTensor: use FSDP2 (fully_shard), whose parameters are DTensors"
+                    f"{path}: a ShardedTensor: use FSDP2 (fully_shard), whose parameters are DTensors, or save it with "
+                    "holdfast.dcp.Writer"
                 )
             if not is_described(value):
                 return self._subclass(value, path)

@@ -1,0 +1,108 @@
+"""Optimizers as frameworks hand them over: wrapped, or several as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from holdfast._described import torch_module
+
+
+def is_optimizer(value: Any) -> bool:
+    torch = torch_module()
+    return torch is not None and isinstance(value, torch.optim.Optimizer)
+
+
+def reads_plainly(optimizer: Any) -> bool:
+    """Whether its state is what torch.optim.Optimizer keeps, with no word of its own in saving and loading."""
+    base = torch_module().optim.Optimizer
+    kind = type(optimizer)
+    return (
+        kind.state_dict is base.state_dict
+        and kind.load_state_dict is base.load_state_dict
+        and not getattr(optimizer, "_optimizer_state_dict_pre_hooks", None)
+        and not getattr(optimizer, "_optimizer_state_dict_post_hooks", None)
+        and not getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
+        and not getattr(optimizer, "_optimizer_load_state_dict_post_hooks", None)
+        and all(isinstance(key, torch_module().Tensor) for key in optimizer.state)
+    )
+
+
+def unwrapped_optimizer(value: Any) -> Any:
+    """What is saved and restored in its place: the optimizer that accelerate's wrapper stands around, the list of those in a
+    container that says nothing of its own. Everything else is itself."""
+    while is_optimizer(value):
+        inner = _accelerated(value)
+        if inner is None:
+            break
+        value = inner
+    inside = contained(value) if is_optimizer(value) else []
+    return inside if inside and reads_plainly(value) else value
+
+
+def _accelerated(wrapper: Any) -> Any:
+    """Of accelerate's AcceleratedOptimizer, whose state is its inner optimizer's and nothing else; None: it is none."""
+    for kind in type(wrapper).__mro__:
+        if kind.__name__ == "AcceleratedOptimizer":
+            inner = getattr(wrapper, "optimizer", None)
+            alike = type(wrapper).state_dict is kind.state_dict  # type: ignore[attr-defined]
+            return inner if alike and is_optimizer(inner) else None
+    return None
+
+
+def contained(value: Any) -> list[Any]:
+    """The optimizers that a container (torchtitan's OptimizersContainer) steps; [] if it is none."""
+    inside = getattr(value, "optimizers", None)
+    if isinstance(inside, (list, tuple)) and all(map(is_optimizer, inside)):
+        return list(inside)
+    return []
+
+
+def stepped_by(value: Any) -> Iterator[Any]:
+    """The optimizers whose step() changes what it has: those that wrappers and containers have inside, else itself."""
+    value = unwrapped_optimizer(value)
+    for each in value if isinstance(value, list) else contained(value):
+        yield from stepped_by(each)
+    if is_optimizer(value) and not contained(value):
+        yield value
+
+
+def held_by(value: Any) -> list[Any]:
+    """All optimizers that an object has to do with: itself, its attributes, those in lists and dictionaries among them."""
+    found: dict[int, Any] = {}
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in found:
+            continue
+        found[id(each)] = each
+        for inside in vars(each).values() if hasattr(each, "__dict__") else ():
+            several: Iterable[Any] = [inside]
+            if isinstance(inside, (list, tuple, dict)):
+                several = inside.values() if isinstance(inside, dict) else inside
+            waiting += [one for one in several if is_optimizer(one)]
+    return [
+        each
+        for each in found.values()
+        if is_optimizer(each)
+        and hasattr(each, "param_groups")
+        and _accelerated(each) is None
+        and not contained(each)
+    ]
+
+
+def by_position(
+    saved: list[dict[str, Any]], groups: list[dict[str, Any]], names: dict[int, str]
+) -> dict[int, str]:
+    """Names of parameters as they were saved, where only one side had the module to take them from."""
+    had = [name for one in saved for name in one["params"]]
+    if [len(one["params"]) for one in saved] != [len(group["params"]) for group in groups]:
+        return names
+    if not (_are_numbers(had) or _are_numbers(names.values())):
+        return names
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return {id(parameter): name for parameter, name in zip(parameters, had, strict=True)}
+
+
+def _are_numbers(names: Iterable[str]) -> bool:
+    return all(name.startswith("#") for name in names)
