@@ -201,8 +201,10 @@ def _not_alike(path: str, why: str) -> InvalidArgument:
 
 
 def _context(value: Any, shape: tuple[int, ...], path: str) -> Node:
-    """What __tensor_unflatten__ is given besides tensors. Its own shape is marked, for each rank has another."""
+    """What __tensor_unflatten__ is given besides tensors. Its own shape and device are marked: each rank has others."""
     kind = type(value)
+    if kind is torch_module().device:
+        return {"device": None}
     if kind.__name__ in _SEQUENCES and isinstance(value, (list, tuple)) and tuple(value) == shape:
         return {"shape": kind.__name__}
     if isinstance(value, enum.Enum):
@@ -233,19 +235,21 @@ def _fields(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _context_of(node: Node, shape: tuple[int, ...], path: str) -> Any:
+def _context_of(node: Node, shape: tuple[int, ...], device: Any, path: str) -> Any:
     """The way back; of plain data alone."""
     ((kind, content),) = node.items()
     if kind == "value":
         return content
+    if kind == "device":
+        return device
     if kind == "shape":
         made = {"list": list, "tuple": tuple, "Size": torch_module().Size}[content]
         return made(shape)
     if kind in ("list", "tuple"):
         made = {"list": list, "tuple": tuple}[kind]
-        return made(_context_of(each, shape, path) for each in content)
+        return made(_context_of(each, shape, device, path) for each in content)
     if kind == "dict":
-        return {key: _context_of(each, shape, path) for key, each in content}
+        return {key: _context_of(each, shape, device, path) for key, each in content}
     if kind in ("enum", "record"):
         raise InvalidArgument(
             f"{path}: its __tensor_unflatten__ wants a {content[0]}, which is no plain data: give the tensor that it goes into"
@@ -290,7 +294,8 @@ def put_together(content: Node, tensors: dict[str, Any], shape: tuple[int, ...],
     if torch is None:
         raise Refused(f"{path}: is a tensor of torch: import torch first")
     kind = _type(content["type"], path)
-    context = _context_of(content["context"], shape, path)
+    device = next((each.device for each in tensors.values()), None)
+    context = _context_of(content["context"], shape, device, path)
     stride = torch.empty(shape, device="meta").stride()
     try:
         with torch.no_grad():
