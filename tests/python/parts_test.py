@@ -221,7 +221,12 @@ def test_extra_state_of_merged_modules(ckpt: holdfast.Checkpointer) -> None:
 
 # ---- copies ----
 
-CHANNELS = (3, 5, 7, 11)  # in no other tensor of this process
+CHANNELS = (
+    16,
+    64,
+    64,
+    127,
+)  # large enough that nobody could have copied it already; of no other tensor here
 
 
 def copies() -> int:

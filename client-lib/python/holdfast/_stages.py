@@ -30,7 +30,7 @@ class Merged(torch.nn.Module):
                         "model. holdfast.layouts.parts(part, rule, name=…) makes such names"
                     )
 
-    def state_dict(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    def state_dict(self, *args: Any, **options: Any) -> Any:
         found: dict[str, Any] = {}
         for part in self._parts:
             found.update(part.state_dict(*args, **options))

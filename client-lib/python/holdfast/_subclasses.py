@@ -311,6 +311,31 @@ def put_together(content: Node, tensors: dict[str, Any], shape: tuple[int, ...],
     return made
 
 
+def _alike(value: Any) -> Any:
+    """Another one with inner tensors of its own."""
+    if not is_made_of_tensors(value):
+        return torch_module().empty_like(value)
+    attributes, context = value.__tensor_flatten__()
+    new = {each: _alike(getattr(value, each)) for each in attributes}
+    with torch_module().no_grad():
+        return type(value).__tensor_unflatten__(new, context, value.shape, value.stride())
+
+
+def _as_dtensor(local: Any, like: Any) -> Any:
+    """A DTensor of that part, sharded as `like`."""
+    from torch.distributed.tensor import DTensor
+
+    with torch_module().no_grad():
+        return DTensor.from_local(
+            local,
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
+        )
+
+
 class Restored:
     """Subclasses of one restore. `wanted` is the Wanted that it is a part of.
 
@@ -349,12 +374,13 @@ class Restored:
     def make(self, content: Node, path: str, there: Any, device: Any) -> Any:
         """A new one; `there`: what is in its place now."""
         shape = tuple(content["shape"])
-        if there is not None and hasattr(there, "_local_tensor"):
+        local = getattr(there, "_local_tensor", there)
+        if is_made_of_tensors(local) and tuple(there.shape) == shape:
+            made = _alike(local)
+            if local is not there:
+                made = _as_dtensor(made, there)
+        elif local is not there:
             return self._of_dtensor(content, there, path)
-        if is_made_of_tensors(there) and tuple(there.shape) == shape:
-            attributes, context = there.__tensor_flatten__()
-            new = {each: torch_module().empty_like(getattr(there, each)) for each in attributes}
-            made = type(there).__tensor_unflatten__(new, context, there.shape, there.stride())
         else:
             made = put_together(content, self._tensors(content, {}, path, device), shape, path)
         return self.fill(content, made, path)
@@ -370,8 +396,6 @@ class Restored:
 
     def _of_dtensor(self, content: Node, like: Any, path: str) -> Any:
         """Sharded as `like`."""
-        from torch.distributed.tensor import DTensor
-
         from holdfast import _torch_types
 
         place = _torch_types.dtensor_place(like, path)
@@ -385,16 +409,8 @@ class Restored:
             return torch_module().empty_like(like, requires_grad=False)
         sizes = self._local_sizes(content, place, path)
         tensors = self._tensors(content, sizes, path, like._local_tensor.device)
-        with torch_module().no_grad():
-            made = DTensor.from_local(
-                put_together(content, tensors, place.local_shape, path),
-                like.device_mesh,
-                like.placements,
-                run_check=False,
-                shape=like.shape,
-                stride=like.stride(),
-            )
-        return self.fill(content, made, path)
+        made = put_together(content, tensors, place.local_shape, path)
+        return self.fill(content, _as_dtensor(made, like), path)
 
     def _local_sizes(self, content: Node, place: Any, path: str) -> dict[str, dict[int, int]]:
         """Of each inner tensor the dimensions that are split, and how large they are here."""
