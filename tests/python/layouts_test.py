@@ -130,7 +130,7 @@ def load(mesh: Mesh) -> None:
             keys = (
                 [name] if split is None or split.blocks == 1 else [f"{name}.{i}" for i in range(2)]
             )
-            got = [model[key] if split is None else model[key].tensor for key in keys]
+            got = [model[key].tensor for key in keys]
             assert torch.equal(torch.cat([each.detach() for each in got]), value[0]), name
 
     run_ranks(mesh.ranks, work, group=False)
@@ -184,6 +184,124 @@ def test_the_optimizer_of_parts_has_parts(daemon: Daemon) -> None:
             )
     with holdfast.open("job") as saved_step:
         assert saved_step.tensor("w").shape == (8, 6)
+
+
+def experts(
+    rank: int, ranks: int, fill: bool, order: tuple[int, ...] = tuple(range(EXPERTS))
+) -> tuple[dict[str, Any], dict[str, nn.Parameter]]:
+    """Four experts over so many ranks, in this order, under local numbers; nothing of them is split. All ranks have the router,
+    and a column parallel layer."""
+    here = order[rank * EXPERTS // ranks : (rank + 1) * EXPERTS // ranks]
+    model = nn.Module()
+    model.router = nn.Linear(HIDDEN, EXPERTS, bias=False)
+    model.qkv = nn.Linear(HIDDEN, 8 // ranks, bias=False)
+    model.experts = nn.ModuleList(nn.Linear(HIDDEN, 2) for _ in here)
+
+    def global_name(name: str) -> str:
+        words = name.split(".")
+        if words[0] == "experts":
+            words[1] = str(here[int(words[1])])
+        return ".".join(words)
+
+    named = {global_name(name): each for name, each in model.named_parameters()}
+    with torch.no_grad():
+        for name, each in named.items():
+            each.fill_(float(sum(name.encode())) if fill else 0)  # each name's own
+    optim = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
+    if fill:
+        for each in named.values():
+            each.grad = each.detach() + 1
+        optim.step()
+    split = layouts.tensor_parallel(rank, ranks, column=["qkv.*"])
+    return {"model": layouts.parts(model, split, name=global_name), "optim": optim}, named
+
+
+def contents(state: dict[str, Any], named: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.stack([each.detach(), *moments(state["optim"], each)])
+        for name, each in named.items()
+    }
+
+
+def together(ranks: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    all_of_it = {name: each for one in ranks for name, each in one.items()}
+    all_of_it["qkv.weight"] = torch.cat([one["qkv.weight"] for one in ranks], 1)
+    return all_of_it
+
+
+def test_experts_and_their_optimizer_on_fewer_and_on_more_ranks(daemon: Daemon) -> None:
+    def save(rank: int) -> dict[str, torch.Tensor]:
+        state, named = experts(rank, 2, fill=True)
+        with holdfast.Checkpointer("job") as ckpt:
+            ckpt.save(3, state, wait="committed")
+        return contents(state, named)
+
+    def load(ranks: int) -> dict[str, torch.Tensor]:
+        def work(rank: int) -> dict[str, torch.Tensor]:
+            state, named = experts(rank, ranks, fill=False)
+            with holdfast.Checkpointer("job") as ckpt:
+                assert ckpt.restore(state) == 3
+            return contents(state, named)
+
+        return together(run_ranks(ranks, work, group=False))
+
+    saved = together(run_ranks(2, save, group=False))
+    assert len(saved) == 2 + 2 * EXPERTS
+    for ranks in (1, 4):
+        found = load(ranks)
+        assert found.keys() == saved.keys()
+        for name, each in saved.items():
+            assert each.shape[0] == 3 and torch.equal(found[name], each), name
+
+
+def test_experts_that_move_to_other_ranks_in_mid_run(daemon: Daemon) -> None:
+    """Each step is restored as it was laid out then: by the same ranks, and by others."""
+    orders = ((0, 1, 2, 3), (3, 1, 0, 2))
+
+    def save(rank: int) -> list[dict[str, torch.Tensor]]:
+        saved = []
+        with holdfast.Checkpointer("job") as ckpt:
+            for step, order in enumerate(orders):
+                state, named = experts(rank, 2, fill=True, order=order)
+                for each in named.values():
+                    with torch.no_grad():
+                        each.mul_(step + 1)
+                ckpt.save(step, state, wait="committed")
+                saved.append(contents(state, named))
+        return saved
+
+    ranks = run_ranks(2, save, group=False)
+    for step, order in reversed(list(enumerate(orders))):
+        expected = together([saved[step] for saved in ranks])
+        for count, laid_out in ((2, order), (2, orders[1 - step]), (1, orders[0])):
+
+            def load(
+                rank: int, count: int = count, laid_out: Any = laid_out, step: int = step
+            ) -> dict[str, torch.Tensor]:
+                state, named = experts(rank, count, fill=False, order=laid_out)
+                with holdfast.Checkpointer("job") as ckpt:
+                    assert ckpt.restore(state, step=step) == step
+                return contents(state, named)
+
+            found = together(run_ranks(count, load, group=False))
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], each) for name, each in expected.items())
+
+
+def test_an_optimizer_whose_unsplit_tensors_had_numbers_for_names(daemon: Daemon) -> None:
+    """As layouts.parts once left them: plain tensors, which give an optimizer no name."""
+    state, named = experts(0, 1, fill=True)
+    old = {
+        key: part if key == "qkv.weight" else part.tensor for key, part in state["model"].items()
+    }
+    with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
+        ckpt.save(3, {"model": old, "optim": state["optim"]}, wait="committed")
+        target, own = experts(0, 1, fill=False)
+        assert ckpt.restore(target) == 3
+    for name, each in named.items():
+        found = [own[name], *moments(target["optim"], own[name])]
+        expected = [each, *moments(state["optim"], each)]
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), name
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 40])

@@ -22,7 +22,12 @@ VERSIONS = (
 )  # fmt: skip
 HERE = pathlib.Path(__file__).resolve().parent
 TREE = HERE.parents[1]
-TESTS = ("checkpointer_test.py", "restore_test.py", "tensor_kinds_test.py")
+TESTS = (
+    "checkpointer_test.py",
+    "restore_test.py",
+    "tensor_kinds_test.py",
+    "subclasses_test.py",
+)
 # What that PyTorch cannot do itself.
 WITHOUT = {
     "2.6.0": "fsdp2 or lists_of_tensors",  # FSDP2 on a processor: 'Stream' has no 'record_event'

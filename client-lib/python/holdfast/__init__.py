@@ -43,6 +43,7 @@ from holdfast._policy import Policy
 from holdfast._progress import RestoreProgress
 from holdfast._range import Range
 from holdfast._reader import Checkpoint, checkpoints, open
+from holdfast.layouts import merged
 
 __all__ = [
     "Abandoned",
@@ -71,6 +72,7 @@ __all__ = [
     "Unreadable",
     "__version__",
     "checkpoints",
+    "merged",
     "open",
 ]
 

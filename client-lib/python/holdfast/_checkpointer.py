@@ -240,6 +240,7 @@ class Checkpointer:
                 flat.keep,
                 None,
                 flat.fenced_devices,
+                at_once=flat.copies and len(flat.copy_first) == len(flat.specs),
             )
 
     def _taken_apart(self, step: int, state: Mapping[str, Any]) -> tuple[Flat, _core.TensorList]:

@@ -68,7 +68,7 @@ def _local_part(tensor: Any) -> Any:
     from holdfast import _torch_types
 
     if isinstance(tensor, PARTS):
-        return tensor.tensor
+        return tensor.local if isinstance(tensor, Part) else tensor.tensor
     return tensor._local_tensor if _torch_types.is_dtensor(tensor) else tensor
 
 
@@ -197,10 +197,6 @@ def _add(
         if place is None or place.empty:
             made.odd.append((index, {"absent": list(tensor.shape)}))
             return
-        if is_subclass(part):
-            raise InvalidArgument(
-                f"{path}: a DTensor whose local part is a {type(part).__qualname__} cannot be saved as a part"
-            )
     dtype = _torch_types.dtype_name(part.dtype, path)
     shape = tuple(part.shape) if flat is None else tensor.shape
     offset = local_shape = None

@@ -41,12 +41,16 @@ class Handle:
         keep: Any,
         error: HoldfastError | None,
         devices: set[int],
+        *,
+        at_once: bool = False,
     ) -> None:
+        """`at_once`: everything is copied before save() returns, and no step() will find out that it is."""
         self.step = step
         self._save = save
         self._keep = keep  # the tensors: nobody else may get their memory before the snapshot
         self._error = error
         self._devices = devices
+        self._at_once = at_once
 
     def wait(self, stage: Stage = "sealed", timeout: float | None = None) -> None:
         """Returns when the save has come that far: "snapshot" (the tensors may change), "sealed" (a crash of this process
@@ -77,11 +81,13 @@ class Handle:
         """Until what save() promises to have copied when it returns has been."""
         if self._save is not None:
             self._save.wait_first(math.inf)
+            if self._at_once:
+                self.wait_snapshot()
 
     def _before_change(self) -> None:
         """By an optimizer that is about to change what is being copied: on devices its work is put behind the copy, and what
         is in this process's memory has been copied by then."""
-        if self._save is None or self._save.done("snapshot"):
+        if self._save is None or self.done("snapshot"):
             return
         if self._devices:
             try:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from holdfast import _json
+from holdfast import _json, _subclasses
 from holdfast._errors import InvalidArgument
 from holdfast._state import TREE, join
 
@@ -181,4 +181,5 @@ _MERGES: dict[str, Callable[[list[tuple[Any, bool]], str], Any]] = {
     "stateful": _merged,
     "module": _named,
     "optimizer": _optimizer,
+    "subclass": lambda every, path: _subclasses.merged(every, path, _merged),
 }

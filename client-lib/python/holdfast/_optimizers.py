@@ -94,15 +94,15 @@ def held_by(value: Any) -> list[Any]:
 def by_position(
     saved: list[dict[str, Any]], groups: list[dict[str, Any]], names: dict[int, str]
 ) -> dict[int, str]:
-    """Names of parameters as they were saved, where only one side had the module to take them from."""
+    """Names of parameters as they were saved, where only one side had the module or part to take a name from."""
     had = [name for one in saved for name in one["params"]]
     if [len(one["params"]) for one in saved] != [len(group["params"]) for group in groups]:
         return names
-    if not (_are_numbers(had) or _are_numbers(names.values())):
-        return names
     parameters = [parameter for group in groups for parameter in group["params"]]
+    wanted = [names[id(parameter)] for parameter in parameters]
+    if any(
+        before != now and not (before.startswith("#") or now.startswith("#"))
+        for before, now in zip(had, wanted, strict=True)
+    ):
+        return names
     return {id(parameter): name for parameter, name in zip(parameters, had, strict=True)}
-
-
-def _are_numbers(names: Iterable[str]) -> bool:
-    return all(name.startswith("#") for name in names)

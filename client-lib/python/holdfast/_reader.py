@@ -8,15 +8,11 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from holdfast import _core, _daemon, _jobs, _json, _objects
+from holdfast import _core, _daemon, _jobs, _json, _objects, _subclasses
+from holdfast._arrays import numpy_dtype
 from holdfast._errors import Corrupt, HoldfastError, InvalidArgument, NotFound
 from holdfast._merged import OfAll
-from holdfast._state import (
-    ARRAY_DTYPES_BACK,
-    TENSOR_CODEC,
-    TREE,
-    join,
-)
+from holdfast._state import TENSOR_CODEC, TREE, join
 from holdfast._tree import Owners
 
 
@@ -121,11 +117,7 @@ class Checkpoint:
         import numpy
 
         first = self._of(name, rank)[0].info
-        if first.dtype not in ARRAY_DTYPES_BACK:
-            raise InvalidArgument(
-                f"{name}: NumPy has no dtype for {first.dtype}: read it with tensor()"
-            )
-        whole = numpy.empty(first.shape, dtype=ARRAY_DTYPES_BACK[first.dtype])
+        whole = numpy.empty(first.shape, dtype=numpy_dtype(first.dtype, name))
 
         def part(shape: tuple[int, ...]) -> tuple[Any, int]:
             made = numpy.empty(shape, dtype=whole.dtype)
@@ -420,6 +412,8 @@ class _Values:
             return self._checkpoint.tensor(node["tensor"], rank=self._rank)
         if "array" in node:
             return self._checkpoint.numpy(node["array"], rank=self._rank)
+        if "subclass" in node:
+            return self._subclass(node["subclass"], path)
         if "object" in node:
             return self._object(node["object"], path)
         if "absent" in node:
@@ -449,9 +443,14 @@ class _Values:
         data, codec = self._objects[name]
         if codec != TENSOR_CODEC:
             return _objects.from_object(path, data, codec, allow_pickle=self._allow_pickle)
-        from holdfast._restored_state import tensor_of_bytes
+        return _subclasses.unpickled(data, path, "cpu", allow_pickle=self._allow_pickle)
 
-        return tensor_of_bytes(data, path, allow_pickle=self._allow_pickle)
+    def _subclass(self, content: dict[str, Any], path: str) -> Any:
+        tensors = {
+            attribute: self._value(each, join(path, attribute))
+            for attribute, each in content["tensors"]
+        }
+        return _subclasses.put_together(content, tensors, tuple(content["shape"]), path)
 
     def _optimizer(self, node: dict[str, Any], path: str) -> dict[str, Any]:
         groups = [

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from holdfast import _json, _objects
+from holdfast import _json, _objects, _subclasses
+from holdfast._arrays import array_dtype, is_array, numpy_dtype
 from holdfast._core import TensorInfo
 from holdfast._described import Spec, is_subclass, torch_module
 from holdfast._errors import Corrupt, InvalidArgument, Refused, not_in_shard
@@ -34,13 +34,10 @@ from holdfast._optimizers import (
 from holdfast._part import PARTS, Part
 from holdfast._range import Range
 from holdfast._state import (
-    ARRAY_DTYPES_BACK,
     TENSOR_CODEC,
     TREE,
     Parameters,
-    array_dtype,
     found_in,
-    is_array,
     is_module,
     is_stateful,
     is_tensor,
@@ -170,6 +167,7 @@ class Wanted:
         self._loads: list[Callable[[], None]] = []
         self._modules: list[str] = []
         self._used_merges: set[str] = set()
+        self._subclasses = _subclasses.Restored(self)
         self._unexpected: list[str] = []  # what modules had, and have not, that is no tensor
         if TREE not in self._objects:
             raise InvalidArgument(
@@ -474,7 +472,12 @@ class Wanted:
         if "object" in node:
             return self._object(node["object"], path)
         if "array" in node:
+            there = _there(like)
+            if isinstance(there, Part):
+                return self._part_into(node, there.over(there.tensor.copy()), path)
             return self._new_array(node["array"], path)
+        if "subclass" in node:
+            return self._subclasses.make(node["subclass"], path, _there(like), self._new_on)
         if "tensor" in node:
             return self._make_tensor(node, path, like)
         there = _there(like)
@@ -493,8 +496,7 @@ class Wanted:
             fresh = Range(torch_module().empty_like(there.tensor), there.shape, there.start)
             return self._tensor_into(node, fresh, path)
         if isinstance(there, Part):
-            new = Part(torch_module().empty_like(there.tensor), there.shape, there.offset)
-            return self._tensor_into(node, new, path)
+            return self._tensor_into(node, there.over(there.tensor.detach().clone()), path)
         if info.flat is not None:
             return self._new_range(info, path)
         if info.offset is not None:
@@ -515,7 +517,12 @@ class Wanted:
         data, codec = self._objects[name]
         if codec != TENSOR_CODEC:
             return _objects.from_object(path, data, codec, allow_pickle=self._allow_pickle)
-        return tensor_of_bytes(data, path, allow_pickle=self._allow_pickle)
+        device = self._new_on
+        return _subclasses.unpickled(data, path, device, allow_pickle=self._allow_pickle)
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Saved tensors of which this rank has no place, and needs none."""
+        self._wanted_names.update(names)
 
     # ---- tensors ----
 
@@ -554,6 +561,8 @@ class Wanted:
             return target
         if isinstance(target, Part):
             return self._part_into(node, target, path)
+        if "subclass" in node:
+            return self._subclasses.fill(node["subclass"], target, path)
         if "object" in node:
             loaded = self._object(node["object"], path)
             if (
@@ -608,10 +617,15 @@ class Wanted:
         if place.empty:
             self._wanted_names.add(node.get("tensor", path))
             return target
-        if "tensor" not in node:
+        of_numpy = is_array(target.tensor)
+        kind = "array" if of_numpy and "array" in node else "tensor"
+        if kind not in node:
             error = not_in_shard if "absent" in node else InvalidArgument
             raise error(f"{path}: wanted is a part of a tensor, saved was {_kind(node)}")
-        self._want(node["tensor"], target.tensor, place, path)
+        if of_numpy:
+            self._array_into(node[kind], target.local, path, place)
+        else:
+            self._want(node[kind], target.local, place, path)
         return target
 
     def _check_range(self, node: dict[str, Any], target: Range, path: str) -> None:
@@ -702,18 +716,25 @@ class Wanted:
         self.addresses.append(address)
         self._keep.append(keep)
 
-    def _array_into(self, name: str, target: Any, path: str) -> Any:
+    def _array_into(self, name: str, target: Any, path: str, place: Any = None) -> Any:
+        """`place`: of the part of the array that the target is."""
         info = self._info(name, path)
-        if target.shape != info.shape or array_dtype(target.dtype, path) != info.dtype:
+        shape = target.shape if place is None else place.shape
+        if shape != info.shape or array_dtype(target.dtype, path) != info.dtype:
             raise InvalidArgument(
                 f"{path}: was saved as {info.dtype} {list(info.shape)}, wanted is an array of {target.dtype} "
-                f"{list(target.shape)}"
+                f"{list(shape)}"
             )
-        spec = (name, info.dtype, info.shape, None, None, -1, None)
+        offset, local_shape = None, None
+        if place is not None and not place.whole:
+            offset, local_shape = place.offset, place.local_shape
+        spec = (name, info.dtype, info.shape, offset, local_shape, -1, None)
         if not target.flags.writeable:
+            if place is not None:
+                raise InvalidArgument(f"{path}: is a part of a read-only array: give a copy of it")
             return self._new_array(name, path)
         self._check_elements(target, path)
-        key = (name, None)
+        key = (name, _place_key(place))
         if key in self._places:
             self._goals.append((self._index_of[key], target))
             return target
@@ -741,12 +762,14 @@ class Wanted:
         numpy = numpy_module()
         if numpy is None:
             raise Refused(f"{path}: is an array of NumPy: import numpy first")
-        if info.dtype not in ARRAY_DTYPES_BACK:
-            raise InvalidArgument(f"{path}: NumPy has no dtype for {info.dtype}")
+        if info.offset is not None:
+            raise not_in_shard(
+                f"{path}: saved was a part of an array: give the holdfast.Part that it goes into"
+            )
         key = (name, None)
         if key in self._places:
             return self._places[key]
-        array = numpy.empty(info.shape, dtype=ARRAY_DTYPES_BACK[info.dtype])
+        array = numpy.empty(info.shape, dtype=numpy_dtype(info.dtype, path))
         self._places[key] = array
         spec = (name, info.dtype, info.shape, None, None, -1, None)
         self._append(key, spec, address_of(array), array, array)
@@ -879,6 +902,8 @@ class Wanted:
         node = self._present(node, path)
         if "absent" in node:
             return self._absent(has, parameter)
+        if "subclass" in node:
+            return self._subclasses.entry(node["subclass"], has, parameter, path)
         if "tensor" not in node:
             return self._nested_entry(node, has, parameter, path, why_not)
         info = self._info(node["tensor"], path)
@@ -892,7 +917,9 @@ class Wanted:
             dtype = self._dtype(info, path)
             if self._convert and dtype.is_floating_point and not on_host:
                 dtype = parameter.dtype  # as the optimizer would have it
-            made = torch_module().empty_like(parameter, dtype=dtype, requires_grad=False)
+            torch = torch_module()
+            like = torch.zeros_like if self._parameters.padded(parameter) else torch.empty_like
+            made = like(parameter, dtype=dtype, requires_grad=False)
         else:
             check_plain(parameter, info.shape, path, why_not)
             made = self._new_tensor(info, path, "cpu" if on_host else parameter.device)
@@ -927,14 +954,14 @@ class Wanted:
         finally:
             self._new_on = before
 
-    @staticmethod
-    def _absent(has: Any, parameter: Any) -> Any:
-        # Of a DTensor of which this rank has no element.
-        if not is_absent(parameter):
+    def _absent(self, has: Any, parameter: Any) -> Any:
+        # Of a DTensor, or a Part, of which this rank has no element.
+        padded = self._parameters.padded(parameter)
+        if not is_absent(parameter) and not (padded and padded.empty):
             raise not_in_shard(
                 f"saved was no part of the state of a parameter of shape {list(parameter.shape)}, and wanted is one"
             )
-        return has if is_tensor(has) else torch_module().empty_like(parameter, requires_grad=False)
+        return has if is_tensor(has) else torch_module().zeros_like(parameter, requires_grad=False)
 
     @staticmethod
     def _dtype(info: TensorInfo, path: str) -> Any:
@@ -965,20 +992,6 @@ def _place_key(place: Any) -> tuple[Any, ...] | None:
     if isinstance(place, Range):
         return place.start, place.length
     return None if place is None or place.whole else (place.offset, place.local_shape)
-
-
-def tensor_of_bytes(data: bytes, path: str, *, allow_pickle: bool) -> Any:
-    """A tensor that torch.save wrote: one of a type of its own."""
-    torch = torch_module()
-    if torch is None:
-        raise Refused(f"{path}: is a tensor of torch: import torch first")
-    try:
-        return torch.load(io.BytesIO(data), weights_only=not allow_pickle)
-    except Exception as error:
-        raise Refused(
-            f"{path}: this tensor's type cannot be read without unpickling ({type(error).__name__}): allow it with "
-            "torch.serialization.add_safe_globals, or pickles with allow_pickle=True if you trust them"
-        ) from error
 
 
 def says_its_memory(module: Any, state: dict[str, Any]) -> bool:

@@ -9,7 +9,8 @@ Python programs"):
     {"value": JSON}             what holds no tensor
     {"tensor": NAME}            {"array": NAME} when it was NumPy's; a part, where the tensor in the shard is one
     {"absent": SHAPE}           a DTensor's part that has no element
-    {"object": NAME}            an object of the shard, with its codec: a pickle, a tensor subclass
+    {"subclass": {…}}           a tensor subclass, of which each inner tensor is one of the shard (_subclasses.py)
+    {"object": NAME}            an object of the shard, with its codec: a pickle, a subclass that does not say what it is made of
     {"module": {KEY: node, …}}  keys of its state_dict that are not simply the tensor PREFIX.KEY
     {"optimizer": {"groups": [node, …], "states": …}}
 
@@ -20,14 +21,14 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import io
 import json
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast import _json, _objects
+from holdfast import _json, _objects, _subclasses
+from holdfast._arrays import array_dtype, has_place, is_array
 from holdfast._described import (
     Described,
     Spec,
@@ -38,7 +39,7 @@ from holdfast._described import (
     taken,
     torch_module,
 )
-from holdfast._errors import InvalidArgument, Refused
+from holdfast._errors import InvalidArgument
 from holdfast._fsdp1 import refuse_fsdp1
 from holdfast._optimizers import is_optimizer, reads_plainly, stepped_by, unwrapped_optimizer
 from holdfast._part import PARTS, Part
@@ -113,11 +114,6 @@ def is_module(value: Any) -> bool:
 def is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def is_array(value: Any) -> bool:
-    numpy = numpy_module()
-    return numpy is not None and type(value) is numpy.ndarray
 
 
 def is_stateful(value: Any) -> bool:
@@ -216,9 +212,12 @@ class Parameters:
         of = self._parts.get(id(parameter))
         if of is None or not is_tensor(value) or value.shape != parameter.shape:
             return value
-        if isinstance(of, Part):
-            return Part(value, of.shape, of.offset)
-        return Range(value, of.shape, of.start)
+        return of.over(value) if isinstance(of, Part) else Range(value, of.shape, of.start)
+
+    def padded(self, parameter: Any) -> Part | None:
+        """The Part that it is, where some of it is padding."""
+        of = self._parts.get(id(parameter))
+        return of if isinstance(of, Part) and of.valid is not None else None
 
 
 def _parameters(optimizer: Any) -> Iterator[Any]:
@@ -234,6 +233,7 @@ class Flat:
     addresses: list[int]
     keep: list[Any]  # what the addresses are of
     copy_first: list[int]
+    copies: bool  # whether some of `keep` are copies, made for this save
     objects: list[tuple[str, bytes, str | None]]
     devices: set[int]
     described: Described | None  # for the next call
@@ -242,12 +242,8 @@ class Flat:
 
 
 def is_described(value: Any) -> bool:
-    """Whether it is saved as a tensor: subclasses are objects."""
-    from holdfast import _torch_types
-
-    return isinstance(value, PARTS) or (
-        is_tensor(value) and (_torch_types.is_dtensor(value) or not is_subclass(value))
-    )
+    """Whether it is saved as one tensor: subclasses are several, or objects."""
+    return isinstance(value, PARTS) or (is_tensor(value) and not is_subclass(*local_parts([value])))
 
 
 class Flattener:
@@ -270,7 +266,7 @@ class Flattener:
         self._fences = fences
         self._beside = beside
         self._before = before
-        self._flat = Flat([], [], [], [], [], set(), None)
+        self._flat = Flat([], [], [], [], False, [], set(), None)
         self._names: set[str] = {TREE}  # of what is not a tensor of torch
         self._depth = 0
         # Memory that nobody changes but a step() that waits: address to bytes.
@@ -316,6 +312,8 @@ class Flattener:
         self._add_arrays()
         if self._flat.devices:
             self._fence_devices()
+        if not self._fenced:
+            self._flat.copy_first = list(range(len(self._flat.specs)))
         text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         try:
             self._flat.objects.append((TREE, text.encode(), None))
@@ -344,6 +342,7 @@ class Flattener:
                 values += state.values()
         if not plain_types().issuperset(map(type, values)):
             values = local_parts([value for value in values if is_tensor(value)])
+            values = list(_subclasses.plain_tensors(values))
         try:
             addresses = list(map(torch_module().Tensor.data_ptr, values))
         except (RuntimeError, ValueError):
@@ -495,6 +494,8 @@ class Flattener:
     # ---- tensors ----
 
     def _tensor(self, value: Any, path: str) -> dict[str, Any]:
+        if isinstance(value, Part) and is_array(value.tensor):
+            return self._array_part(value, path)
         if type(value) not in self._plain_types:
             if type(value).__name__ == "ShardedTensor":
                 raise InvalidArgument(
@@ -534,6 +535,7 @@ class Flattener:
         copy = _torch_types.dense(part, path)
         self._flat.addresses[spec] = copy.data_ptr()
         self._flat.keep.append(copy)
+        self._flat.copies = True
 
     def _replace(self, index: int, node: dict[str, Any]) -> None:
         own = self._nodes.get(index)
@@ -547,36 +549,42 @@ class Flattener:
         put(numbers[index - first], node)
 
     def _subclass(self, value: Any, path: str) -> dict[str, Any]:
-        """A tensor with a meaning of its own (quantised, sparse in a way of its own): as torch.save writes it."""
-        torch = torch_module()
-        buffer = io.BytesIO()
-        try:
-            torch.save(value.detach(), buffer)
-        except Exception as error:
-            raise InvalidArgument(
-                f"{path}: torch.save cannot write a {type(value).__module__}.{type(value).__qualname__}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if not self._allow_pickle:
+        """A tensor with a meaning of its own: what it is made of, or what torch.save writes where it does not say that."""
+        is_part = local_parts([value])[0] is not value
+        if is_part or _subclasses.is_made_of_tensors(value):
             try:
-                torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-            except Exception as error:
-                raise Refused(
-                    f"{path}: a {type(value).__module__}.{type(value).__qualname__} would have to be pickled "
-                    f"({type(error).__name__}): allow its type with torch.serialization.add_safe_globals, or pickles with allow_pickle=True"
-                ) from error
-        return self._object(path, buffer.getvalue(), TENSOR_CODEC)
+                parts = _subclasses.parts_of(value, path)
+                return parts.node(self._node, path) if parts else {"absent": list(value.shape)}
+            except _json.NotJson as error:
+                if is_part:
+                    raise InvalidArgument(f"{error}, which a part of a tensor cannot be") from error
+        data = _subclasses.pickled(value, path, allow_pickle=self._allow_pickle)
+        return self._object(path, data, TENSOR_CODEC)
 
     def _array(self, value: Any, path: str) -> dict[str, Any]:
         numpy = numpy_module()
         if not has_place(value.dtype):  # texts, dates, objects: JSON, or a pickle
             made = _objects.to_object(path, value, allow_pickle=self._allow_pickle)
             return self._object(path, *made[1:])
-        dtype = array_dtype(value.dtype, path)
         value = numpy.ascontiguousarray(value) if value.ndim else value.copy()
+        return self._dense_array(value, value.shape, None, path)
+
+    def _array_part(self, part: Part, path: str) -> dict[str, Any]:
+        part.check(path)
+        if part.empty:
+            return {"absent": list(part.shape)}
+        value = numpy_module().ascontiguousarray(part.local).reshape(part.local.shape)
+        whole = value.shape == part.shape
+        return self._dense_array(value, part.shape, None if whole else part.offset, path)
+
+    def _dense_array(
+        self, value: Any, shape: tuple[int, ...], offset: tuple[int, ...] | None, path: str
+    ) -> dict[str, Any]:
+        dtype = array_dtype(value.dtype, path)
         self._take(path)
-        address = value.__array_interface__["data"][0]
-        self._arrays.append(((path, dtype, value.shape, None, None, -1, None), address, value))
+        local_shape = None if offset is None else value.shape
+        spec = (path, dtype, shape, offset, local_shape, -1, None)
+        self._arrays.append((spec, value.__array_interface__["data"][0], value))
         return {"array": path}
 
     def _add_arrays(self) -> None:
@@ -591,23 +599,3 @@ class Flattener:
         if name in self._names:
             raise taken(name)
         self._names.add(name)
-
-
-_ARRAY_DTYPES = {
-    "b1": "BOOL", "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "f2": "F16",
-    "u4": "U32", "i4": "I32", "f4": "F32", "u8": "U64", "i8": "I64", "f8": "F64", "c8": "C64",
-}  # fmt: skip
-ARRAY_DTYPES_BACK = {name: f"<{code}" for code, name in _ARRAY_DTYPES.items()}
-
-
-def has_place(dtype: Any) -> bool:
-    """Whether safetensors has a name for a NumPy dtype."""
-    return dtype.str[0] in "<|" and dtype.str[1:] in _ARRAY_DTYPES
-
-
-def array_dtype(dtype: Any, path: str) -> str:
-    """safetensors' name of a NumPy dtype."""
-    name = _ARRAY_DTYPES.get(dtype.str[1:]) if dtype.str[0] in "<|" else None
-    if name is None:
-        raise InvalidArgument(f"{path}: arrays of {dtype} have no place in a safetensors file")
-    return name

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast._arrays import is_array
 from holdfast._described import torch_module
-from holdfast._state import is_array, is_tensor, numpy_module
+from holdfast._state import is_tensor, numpy_module
 
 
 def bytes_of(value: Any) -> Any:

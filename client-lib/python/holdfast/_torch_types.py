@@ -86,7 +86,7 @@ class Place:
 
 def part_place(part: Part, path: str) -> Place:
     part.check(path)
-    return Place(part.shape, part.offset, tuple(part.tensor.shape))
+    return Place(part.shape, part.offset, tuple(part.local.shape))
 
 
 def is_dtensor(value: Any) -> bool:
@@ -108,11 +108,17 @@ def dtensor_place(tensor: Any, path: str) -> Place | None:
 
     if tensor.device_mesh.get_coordinate() is None:
         return None
-    for placement in tensor.placements:
+    for mesh_dim, placement in enumerate(tensor.placements):
         if placement.is_partial():
             raise InvalidArgument(
                 f"{path}: a DTensor with placement {placement} holds parts of sums: redistribute "
                 "it to Shard or Replicate before saving"
+            )
+        if _is_scattered(tensor, mesh_dim):
+            raise InvalidArgument(
+                f"{path}: a DTensor with placements {tensor.placements} on a mesh of "
+                f"{tuple(tensor.device_mesh.shape)}: this rank's part is not one box of the whole: "
+                "redistribute it to Shard or Replicate before saving and restoring"
             )
     local_shape, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
@@ -124,6 +130,20 @@ def dtensor_place(tensor: Any, path: str) -> Place | None:
             f"of shape {tuple(tensor.shape)} give it {tuple(local_shape)}"
         )
     return Place(tuple(tensor.shape), tuple(offset), tuple(local_shape))
+
+
+def _is_scattered(tensor: Any, mesh_dim: int) -> bool:
+    """Whether a mesh dimension gives a rank several runs of the whole. A `_StridedShard` says how
+    many parts a dimension was split into before; mesh dimensions to its right make one of them out
+    of those runs, if they are what split it.
+    """
+    placement = tensor.placements[mesh_dim]
+    factor = getattr(placement, "split_factor", 1)
+    split_further = 1
+    for later in range(mesh_dim + 1, len(tensor.placements)):
+        if getattr(tensor.placements[later], "dim", None) == getattr(placement, "dim", None):
+            split_further *= tensor.device_mesh.size(later)
+    return bool(factor != 1 and factor != split_further)
 
 
 def dense(tensor: torch.Tensor, path: str) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast._state import join
+from holdfast._subclasses import tensor_names
 
 
 class Owners:
@@ -38,6 +39,9 @@ class Owners:
                 self._named.add(content)
         elif kind in ("module", "optimizer"):
             self._prefixes.append(f"{path}.")
+            if kind == "module":
+                for each in content.values():
+                    self._named.update(tensor_names(each))
         elif kind == "dict":
             for key, each in content:
                 self._walk(each, join(path, key))

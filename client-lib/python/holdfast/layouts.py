@@ -26,12 +26,14 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast._errors import InvalidArgument
 from holdfast._part import Part
 from holdfast._range import Range
+from holdfast._state import is_tensor
 
 __all__ = ["Split", "flat_shards", "parts", "tensor_parallel"]
 
@@ -53,7 +55,8 @@ Rule = Callable[[str, Any], Split | None]
 
 
 def parts(module: Any, rule: Rule, *, name: Callable[[str], str] = str) -> dict[str, Any]:
-    """All that a module's state_dict has, as entries of a state: its own tensors, and `Part`s of larger ones.
+    """All that a module's state_dict has, as entries of a state: `Part`s of larger tensors, and of themselves where nothing is
+    split, so that an optimizer's state has their names. (What no Part can be of, as DTensors and extra state, is as it is.)
 
     `name`: what a tensor is called in the whole model, of its name here (with numbers of layers or experts that are global).
     The rule is asked with that one.
@@ -62,12 +65,30 @@ def parts(module: Any, rule: Rule, *, name: Callable[[str], str] = str) -> dict[
     for own, tensor in module.state_dict(keep_vars=True).items():
         of_all = name(own)
         split = rule(of_all, tensor)
-        made = {of_all: tensor} if split is None else _split(of_all, tensor, split)
+        made = {of_all: _whole(tensor)} if split is None else _split(of_all, tensor, split)
         for key, part in made.items():
             if key in found:
                 raise InvalidArgument(f"layouts.parts: two tensors are called {key!r}")
             found[key] = part
     return found
+
+
+def merged(parts: Sequence[Any]) -> Any:
+    """The modules that one rank of a pipeline has, as one entry of a state: with interleaved schedules a rank has several.
+
+        ckpt.save(step, {"model": holdfast.merged(model_parts), "optim": optim})
+
+    Tensors are called as in their modules, "model.layers.7.weight", whatever place a module has in the list, so that another
+    schedule or number of stages finds them. An optimizer of their parameters goes beside it, as ever.
+    """
+    from holdfast._stages import Merged
+
+    return Merged(parts)
+
+
+def _whole(tensor: Any) -> Any:
+    plain = is_tensor(tensor) and type(tensor.data) is sys.modules["torch"].Tensor
+    return Part(tensor, tensor.shape, [0] * tensor.ndim) if plain else tensor
 
 
 def _split(name: str, tensor: Any, split: Split) -> dict[str, Part]:

@@ -69,6 +69,9 @@ def walk(
         tree.optimizers.append((path, content))
     elif kind == "stateful":
         yield from walk(content, path, tree, depth + 1)
+    elif kind == "subclass":
+        for attribute, child in content["tensors"]:
+            yield from walk(child, _join(path, attribute), tree, depth + 1)
     elif kind in ("tensor", "array", "object") and content != path:
         yield path, str(content)
     elif kind == "value":
