@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -96,6 +97,7 @@ class Writer(StorageWriter):
         self._stage_error: Exception | None = None
         self._save: _core.Save | None = None
         self._joined: SharedJob | None = None
+        self._planned_together = True  # by one rank for all
         _staging.announce(self)
 
     def __reduce__(self) -> Any:
@@ -173,7 +175,11 @@ class Writer(StorageWriter):
             self._staged.held.discard_after(threading.current_thread())
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
-    def set_up_storage_writer(self, is_coordinator: bool) -> None:
+    def set_up_storage_writer(
+        self, is_coordinator: bool, *, use_collectives: bool = True, **kwargs: Any
+    ) -> None:
+        # (DCP gives more than is_coordinator to what has `kwargs`.)
+        self._planned_together = use_collectives
         _staging.withdraw(self)
         if self._stage_error is not None:
             raise self._stage_error
@@ -184,6 +190,16 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        # Called once, on the coordinator, before any rank writes.
+        world_size = self._shared().world_size
+        in_group = dist.is_available() and dist.is_initialized()
+        if self._planned_together and in_group and len(plans) != world_size:
+            raise InvalidArgument(
+                f"Writer: save step {self.step} of job {self.job!r}: {len(plans)} of its "
+                f"{world_size} ranks take part, so the step would never be committed. Call it on "
+                "all ranks of the job, without no_dist=True, and with a process_group that has all "
+                "of them; or give these ranks a job of their own (Writer(…, rank=, world_size=))"
+            )
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
