@@ -161,17 +161,19 @@ def save(folder: pathlib.Path, kinds: list[str]) -> None:
         dcp.save(state, storage_writer=Writer(f"{kind}-save", step=3))
         dcp.save(state, storage_writer=FileSystemWriter(str(folder / kind)))
         reference = whole(state)
-        # What the loop does after async_save has returned is not in the step.
-        future = dcp.async_save(
+        # What the loop does when all is staged is not in the step.
+        stager = Stager(f"{kind}-async")
+        saving = dcp.async_save(
             state,
             storage_writer=Writer(f"{kind}-async", step=3),
-            async_stager=Stager(f"{kind}-async"),
+            async_stager=stager,
             process_group=beside,
         )
+        stager.synchronize_staging()
         with torch.no_grad():
             for each in [*model.parameters(), *model.buffers()]:
                 (each.to_local() if isinstance(each, DTensor) else each).zero_()
-        future.result()
+        getattr(saving, "upload_completion", saving).result()
         if RANK == 0:
             torch.save(reference, folder / f"{kind}.pt")
 

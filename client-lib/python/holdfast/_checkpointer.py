@@ -38,6 +38,7 @@ from holdfast._reader import Checkpoint, OldRanks
 from holdfast._restored_state import Wanted
 from holdfast._skipped import Line, SkippedSaves
 from holdfast._state import Flat, Flattener, found_in
+from holdfast._uncommitted import UncommittedSteps
 
 _log = logging.getLogger("holdfast")
 _made: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
@@ -68,6 +69,8 @@ class Checkpointer:
     `allow_pickle`: values that are not JSON may be pickled, and read again. What you read then can run any code.
     `on_error`: what a save that fails does: "log" it, once, and go on, or "raise" it, at the latest in the next call. A state
     that cannot be saved at all (a type, a name) raises in the first save in any case.
+    `uncommitted_max`: so many steps in a row that this rank has sealed and that do not commit, for other ranks do not save them,
+    are a warning. The saves after them count as failed until a step commits again.
     `start_daemon`: False: never start a ckptd of one's own where none is installed.
     `grace`, `stop_signals`: how long the job lives after it was told to end (seconds, or a text like "90s"; else
     HOLDFAST_GRACE, else 30 s), and by which signals: see `preempted`.
@@ -86,6 +89,7 @@ class Checkpointer:
         overlap: bool = True,
         allow_pickle: bool = False,
         on_error: Literal["log", "raise"] = "log",
+        uncommitted_max: int = 3,
         start_daemon: bool | None = None,
         open_timeout: float = 60.0,
         call_timeout: float = 30.0,
@@ -97,6 +101,9 @@ class Checkpointer:
         if policy is not None and not isinstance(policy, Policy):
             raise InvalidArgument(f"Checkpointer: policy={policy!r} is not a holdfast.Policy")
         self.job = _jobs.job_name("Checkpointer", job)
+        most = _jobs.unsigned("Checkpointer", "uncommitted_max", uncommitted_max)
+        if most == 0:
+            raise InvalidArgument("Checkpointer: uncommitted_max=0: it is at least 1")
         self._grace = _preemption.grace_of("Checkpointer", grace)
         self._stop_signals = _preemption.stop_signals("Checkpointer", stop_signals)
         self._watches_signals = False
@@ -132,6 +139,7 @@ class Checkpointer:
         self._unreported: list[Handle] = []  # what becomes of them is not known yet
         self._to_report: list[Handle] = []  # sealed or failed, and nobody was told
         self._skipped = SkippedSaves()
+        self._uncommitted = UncommittedSteps(most)
         self._failed = 0
         self._last_step: int | None = None  # the first that `preempted` has called the last one
         self._has_saved = False
@@ -298,13 +306,19 @@ class Checkpointer:
         """Says of each save that failed that it did: once."""
         self._count()
         settled, self._to_report = self._to_report, []
+        errors: list[HoldfastError] = []
         for handle in settled:
             self._say(self._skipped.line(handle.step, handle.error, time.time()))
-        failed = [handle for handle in settled if handle.error is not None]
-        if failed and self._raises:
-            error = failed[-1].error
-            assert error is not None
-            raise error
+            if handle.error is not None:
+                errors.append(handle.error)
+            elif self._shared.world_size > 1:
+                line, uncommitted = self._uncommitted.sealed(handle)
+                self._say(line)
+                if uncommitted is not None:
+                    self._failed += 1
+                    errors.append(uncommitted)
+        if errors and self._raises:
+            raise errors[-1]
 
     def _say(self, line: Line | None) -> None:
         if line is not None:

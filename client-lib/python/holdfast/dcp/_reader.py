@@ -7,11 +7,12 @@ import functools
 import logging
 import math
 import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
@@ -37,7 +38,8 @@ from holdfast._jobs import (
     unsigned,
 )
 from holdfast._policy import Policy, as_core
-from holdfast.dcp import _items
+from holdfast.dcp import _fences, _items
+from holdfast.dcp._checkpoint_id import names_step
 from holdfast.dcp._layout import Source, Stored, stored
 
 _log = logging.getLogger("holdfast")
@@ -108,6 +110,7 @@ class Reader(StorageReader):
             "socket": socket,
             "policy": as_core(policy),
         }
+        self._load_id = str(uuid.uuid4())
         self._found: tuple[int, int] | None = None  # attempt, step
         self._views: dict[int, _core.View] = {}  # by rank, while they are read
         self._damaged: dict[int, list[str]] = {}  # of which rank: tiers whose copy is
@@ -140,10 +143,12 @@ class Reader(StorageReader):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._views.clear()  # of a load whose plan failed: nobody tells
-        if checkpoint_id is not None:
+        step = self._step if self._found is None else self._found[1]
+        if checkpoint_id is not None and (step is None or not names_step(checkpoint_id, step)):
             raise InvalidArgument(
-                f"Reader: checkpoint_id={str(checkpoint_id)!r}: leave it out, the step is named by "
-                f"Reader({self.job!r}, step=…)"
+                f"Reader: checkpoint_id={str(checkpoint_id)!r} does not name the step that this "
+                f"Reader loads ({'the newest' if step is None else f'step {step}'} of job "
+                f"{self.job!r}): leave it out, or name the step: Reader({self.job!r}, step=…)"
             )
 
     @property
@@ -156,7 +161,11 @@ class Reader(StorageReader):
         try:
             self._error = None
             self._stored = self._read_layouts()
-            return self._stored.metadata
+            metadata = self._stored.metadata
+            metadata.storage_meta = StorageMeta(
+                checkpoint_id=f"{self.job}/{self.step}", load_id=self._load_id
+            )
+            return metadata
         except HoldfastError as error:
             self._views.clear()
             self._error = error
@@ -183,6 +192,7 @@ class Reader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         assert self._stored is not None
+        _fences.before_change()  # of what is loaded into; dcp.async_save may be copying it still
         try:
             wanted = {item.storage_index.fqn for item in plan.items}
             per_tensor: dict[tuple[int, int], list[tuple[ReadItem, Source]]] = {}

@@ -11,17 +11,19 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
 
 from holdfast import _core, _held, _objects
 from holdfast._errors import InvalidArgument, Refused
-from holdfast._handle import streams_of
+from holdfast._handle import Handle, streams_of
 from holdfast._held import HeldSave
 from holdfast._jobs import SharedJob
 from holdfast._torch_types import (
@@ -30,11 +32,12 @@ from holdfast._torch_types import (
     dense,
     device_ordinal,
     dtensor_place,
+    dtype_from_name,
     dtype_name,
     is_dtensor,
     tensors_over,
 )
-from holdfast.dcp import _items
+from holdfast.dcp import _fences, _items
 from holdfast.dcp._layout import (
     MAPPINGS,
     Slice,
@@ -80,6 +83,10 @@ def _claim(job: str) -> Writer:
     return writer
 
 
+# Where it is there, dcp.async_save takes a future of the staged state.
+_TAKES_FUTURES = hasattr(state_dict_saver, "AsyncSaveResponse")
+
+
 class Stager(AsyncStager):
     """Stages for `dcp.async_save` straight into the slot; takes the step and all else from the
     Writer of the same call.
@@ -87,26 +94,47 @@ class Stager(AsyncStager):
         stager = holdfast.dcp.Stager("llama")
         for step in …:
             writer = holdfast.dcp.Writer("llama", step=step)
-            dcp.async_save(state, storage_writer=writer, async_stager=stager)
+            saving = dcp.async_save(state, storage_writer=writer, async_stager=stager)
+            ...
+            saving.upload_completion.result()
 
-    `stage` returns when the state has been copied: the loop may go on and change it. A Writer
-    stages by itself where no `async_stager` is given; a Stager is for code that has a place for
-    one.
+    For code that has a place for a stager; a Writer stages in the same way where none is given.
+    What may be changed when is what Writer says. Where PyTorch has an AsyncSaveResponse, that is
+    what async_save returns for a Stager: `staging_completion` and `upload_completion` are futures.
     """
 
     _synchronize_after_execute = False
 
     def __init__(self, job: str) -> None:
         self.job = job
+        self._writer: Writer | None = None
+        _fences.install()
 
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        return _claim(self.job).stage(state_dict)
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
+        self._writer = writer = _claim(self.job)
+        staged = writer.stage(state_dict)
+        if not _TAKES_FUTURES:
+            return staged
+        future: Future[dict[str, Any]] = Future()
+
+        def finish() -> None:
+            writer._finish_staging()  # what fails there is told to all ranks when DCP plans
+            future.set_result(staged)
+
+        if writer._staging is None:
+            finish()
+        else:
+            threading.Thread(target=finish, name="holdfast-staging").start()
+        return future
 
     def synchronize_staging(self) -> None:
-        """Nothing is left to wait for when `stage` has returned."""
+        """Returns when the loop may change all of the state that was staged last."""
+        if self._writer is not None:
+            self._writer.synchronize_staging()
 
     def close(self) -> None:
         """A Stager holds nothing."""
+        self._writer = None
 
 
 class _Pieces:
@@ -245,15 +273,45 @@ def _is_terminal(value: Any) -> bool:
     )
 
 
-def _like(value: Any, leaves: Iterator[Any]) -> Any:
-    """The nested state dict anew, with other leaves, in the order in which DCP flattens it."""
-    if type(value) is torch.Tensor:
-        return next(leaves)
-    if isinstance(value, Mapping):
-        return {key: _like(each, leaves) for key, each in value.items()}
-    if _is_terminal(value):
-        return next(leaves)
-    return [_like(each, leaves) for each in value]
+class _NotCopied:
+    """In a state dict that is still being copied."""
+
+    def __reduce__(self) -> Any:
+        raise Refused(
+            "dcp.async_save: this state is still being copied: a state that a Writer or Stager "
+            "has staged is saved by dcp.async_save alone"
+        )
+
+
+_NOT_COPIED = _NotCopied()
+
+
+class Outline(dict[str, Any]):
+    """A state dict whose leaves come later. dcp.save begins with its items, in a thread of its own:
+    these wait for the leaves.
+    """
+
+    finish: Callable[[], None] | None = None
+
+    def items(self) -> Any:
+        if self.finish is not None:
+            self.finish()
+        return super().items()
+
+
+def _outline(
+    made: Any, value: Any, names: Iterator[str], leaves: list[tuple[Any, Any, str]]
+) -> None:
+    """The containers of a nested state dict again, and where in them the leaf of each name goes, in
+    the order in which DCP flattens it.
+    """
+    for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+        if type(each) is torch.Tensor or _is_terminal(each):
+            made[key] = _NOT_COPIED
+            leaves.append((made, key, next(names)))
+        else:
+            made[key] = {} if isinstance(each, Mapping) else [_NOT_COPIED] * len(each)
+            _outline(made[key], each, names, leaves)
 
 
 class Staged:
@@ -324,6 +382,7 @@ class Layout:
 
     slices: list[Slice]
     by_name: dict[str, Slice]
+    devices: set[int]
     tensors: _core.TensorList
     mappings: dict[str, Any]
     encoded_mappings: bytes
@@ -337,6 +396,7 @@ def _layout(shared: SharedJob, slices: list[Slice], mappings: dict[str, Any]) ->
             slices,
             # Several parts of one tensor are not told apart by its name, and made anew each time.
             {each.name: each for each in slices},
+            {each.device for each in slices} - {-1},
             tensor_list(slices),
             mappings,
             encode_mappings(mappings),
@@ -347,9 +407,10 @@ def _layout(shared: SharedJob, slices: list[Slice], mappings: dict[str, Any]) ->
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     """The cyclic collector starts again and again as thousands of objects are made, goes through
-    all that the process has, and finds nothing: half of the time that staging takes.
+    all that the process has, and finds nothing: half of the time that staging takes. In the main
+    thread alone: beside it, the loop may set the collector itself.
     """
-    if not gc.isenabled():
+    if not gc.isenabled() or threading.current_thread() is not threading.main_thread():
         yield
         return
     gc.disable()
@@ -357,6 +418,119 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+class Staging:
+    """A state that is being copied into a slot.
+
+        staging = stage(...)
+        staging.wait(timeout)             # the loop may change the state
+        staged = staging.finish(timeout)  # `staging.outline` is the same state dict over the copies
+
+    `overlaps`: tensors that only an optimizer's step() changes are still being copied, and that
+    step() waits.
+    """
+
+    def __init__(
+        self,
+        held: HeldSave,
+        layout: Layout,
+        sources: list[torch.Tensor],
+        overlapped: list[int],
+        leaves: dict[str, int | _Leaf],
+        objects: dict[str, tuple[str, bytes, str | None]],
+        outline: tuple[Outline, list[tuple[Any, Any, str]]],
+        allow_pickle: bool,
+    ) -> None:
+        self.held = held
+        self.outline, self._places = outline
+        self.overlaps = bool(overlapped)
+        self._layout = layout
+        self._leaves = leaves
+        self._objects = objects
+        self._allow_pickle = allow_pickle
+        self._handle = Handle(held.step, held.save, None, None, layout.devices)
+        self._unchanged = Unchanged([(layout.slices[i].name, sources[i]) for i in overlapped])
+
+    def before_change(self) -> None:
+        """By an optimizer that is about to make a step."""
+        self._handle._before_change()
+        self._unchanged.look()
+
+    def wait(self, timeout: float) -> None:
+        """Returns when the loop may change the state: it has been copied, or will not be."""
+        self._handle.wait_snapshot(timeout)
+        self._unchanged.look()
+
+    def finish(self, timeout: float) -> Staged:
+        held = self.held
+        try:
+            held.save.wait("snapshot", timeout)
+            changed = self._unchanged.look()
+            if changed is not None:
+                raise Refused(
+                    f"save step {held.step} of job {held.shared.name!r}: {changed} was changed "
+                    "while it was copied, by something else than an optimizer's step(): the step "
+                    "is lost. Call synchronize_staging() of the Writer or Stager before that "
+                    "change"
+                )
+            memory, offsets, sizes = held.save.staged()
+            begin = address_of(memory)
+            held.lies_at(begin, begin + memory.nbytes)
+            with _no_collection():
+                return self._over(memory, offsets, sizes)
+        except BaseException:
+            held.discard()
+            raise
+
+    def _over(self, memory: memoryview, offsets: list[int], sizes: list[int]) -> Staged:
+        """Fills the outline."""
+        copies = tensors_over(
+            memory,
+            offsets,
+            sizes,
+            [dtype_from_name(each.dtype, each.name) for each in self._layout.slices],
+            [each.place.local_shape for each in self._layout.slices],
+        )
+        # Objects are values of their own, too: the loop goes on to change its.
+        values = {
+            name: _objects.from_object(name, data, codec, allow_pickle=self._allow_pickle)
+            for name, (_, data, codec) in self._objects.items()
+        }
+        for container, key, name in self._places:
+            leaf = self._leaves.get(name)
+            if leaf is None:
+                container[key] = values[name]
+            else:
+                container[key] = copies[leaf] if isinstance(leaf, int) else leaf.over(copies)
+        return Staged(
+            self.held, self._layout.slices, copies, self._objects, values, self._layout.mappings
+        )
+
+
+class Unchanged:
+    """Tensors that nobody must change for a while, by torch's count of changes in place. (Those
+    through `.data` are not in it.)
+    """
+
+    def __init__(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        self._lock = threading.Lock()
+        self._counts = [
+            (name, tensor, tensor._version) for name, tensor in tensors if not tensor.is_inference()
+        ]
+        self._changed: str | None = None
+
+    def look(self) -> str | None:
+        """The first look decides: one of them that was changed, or None; they may change from then
+        on.
+        """
+        with self._lock:
+            counts, self._counts = self._counts, []
+            for name, tensor, count in counts:
+                if tensor._version != count:
+                    self._changed = name
+                    break
+            return self._changed
 
 
 def stage(
@@ -367,9 +541,9 @@ def stage(
     allow_pickle: bool,
     wait_for_room: float,
     timeout: float,
-) -> tuple[dict[str, Any], Staged]:
-    """Copies the state into a slot: the same state dict over the copies, and what is to become of
-    them.
+) -> Staging:
+    """Begins to copy the state into a slot. What the loop may change next has been copied when this
+    returns.
     """
     # 1. What there is, by DCP's own names.
     with _no_collection():
@@ -383,9 +557,19 @@ def stage(
                 leaves[name] = _leaf(name, value, pieces)
             else:
                 objects[name] = _objects.to_object(name, value, allow_pickle=allow_pickle)
+        places: list[tuple[Any, Any, str]] = []
+        outline = Outline()
+        _outline(outline, state_dict, iter(flat), places)
+        sources = pieces.sources
+        addresses = list(map(torch.Tensor.data_ptr, sources))
+        fenced = _fences.Fences.of(shared).addresses()
+        overlapped: list[int] = []
+        first: list[int] = []
+        for i, address in enumerate(addresses):
+            only_by_step = sources[i].nbytes <= fenced.get(address, -1)
+            (overlapped if only_by_step else first).append(i)
 
     # 2. One copy. What it reads from is kept until it has ended.
-    sources = pieces.sources
     with _held.alone(shared, f"step {step}", timeout):
         shared.begin(timeout)
         layout = _layout(shared, pieces.slices, mappings)
@@ -395,59 +579,36 @@ def stage(
             shared.core.save(
                 step,
                 layout.tensors,
-                [source.data_ptr() for source in sources],
+                addresses,
                 [*objects.values(), (MAPPINGS, layout.encoded_mappings, None)],
+                copy_first=first if overlapped else (),
                 hold=True,
-                streams=streams_of({piece.device for piece in layout.slices} - {-1}),
+                wait_first=False,
+                streams=streams_of(layout.devices),
                 wait_for_room=wait_for_room,
             ),
             sources,
         )
     try:
-        held.save.wait("snapshot", timeout)
-        memory, offsets, sizes = held.save.staged()
-        begin = address_of(memory)
-        held.lies_at(begin, begin + memory.nbytes)
-
-        # 3. The same state over the copies. Objects are values of their own, too: the loop goes on
-        # to change its.
-        with _no_collection():
-            copies = tensors_over(
-                memory,
-                offsets,
-                sizes,
-                [source.dtype for source in sources],
-                [source.shape for source in sources],
-            )
-            values = {
-                name: _objects.from_object(name, data, codec, allow_pickle=allow_pickle)
-                for name, (_, data, codec) in objects.items()
-            }
-            nested = _like(state_dict, _replaced(flat, leaves, copies, values))
-        return nested, Staged(held, layout.slices, copies, objects, values, mappings)
+        staging = Staging(
+            held, layout, sources, overlapped, leaves, objects, (outline, places), allow_pickle
+        )
+        _fences.add(staging)
+        if overlapped:
+            held.save.wait_first(timeout)
+        else:
+            held.save.wait("snapshot", timeout)
+        return staging
     except BaseException:
         held.discard()
         raise
-
-
-def _replaced(
-    names: Iterable[str],
-    leaves: Mapping[str, int | _Leaf],
-    copies: list[torch.Tensor],
-    values: Mapping[str, Any],
-) -> Iterator[Any]:
-    for name in names:
-        leaf = leaves.get(name)
-        if leaf is None:
-            yield values[name]
-        else:
-            yield copies[leaf] if isinstance(leaf, int) else leaf.over(copies)
 
 
 def _after_fork() -> None:
     """Threads of the parent may hold its lock for ever."""
     global _announced_lock
     _announced_lock = threading.Lock()
+    _fences.forget_all()
 
 
 os.register_at_fork(after_in_child=_after_fork)

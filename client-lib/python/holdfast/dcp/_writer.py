@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import os
 import threading
+import uuid
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -22,7 +25,8 @@ from holdfast._held import HeldSave
 from holdfast._jobs import SharedJob, job_for, job_name, open_job, seconds, unsigned
 from holdfast._policy import Policy, as_core
 from holdfast._torch_types import dense, device_ordinal, dtype_name
-from holdfast.dcp import _items, _staging
+from holdfast.dcp import _fences, _items, _staging
+from holdfast.dcp._checkpoint_id import names_step
 from holdfast.dcp._layout import (
     MAPPINGS,
     Slice,
@@ -42,7 +46,13 @@ class Writer(StorageWriter):
         future = dcp.async_save(state, storage_writer=holdfast.dcp.Writer("llama", step=100))
 
     Make one for each save. With `async_save` the Writer stages as well (or a holdfast.dcp.Stager
-    does, if one is given): the state is copied once, into the slot, before `async_save` returns.
+    does, if one is given): the state is copied once, into the slot.
+
+    When `async_save` returns, all has been copied that the loop may change next, but for what
+    optimizers have: parameters and their state are copied beside the next forward and backward
+    pass, and the optimizers' next `step()` waits for that. What else changes these, by hand, calls
+    `synchronize_staging()` first. An optimizer has to have made a step since the save before;
+    else all is copied at once.
 
     `step`: must grow within a run.
     `wait`: "sealed": the save is done when every rank's copy is complete in the daemon's memory,
@@ -58,7 +68,7 @@ class Writer(StorageWriter):
     `policy`: a holdfast.Policy, of the job; the first that is given counts.
     """
 
-    # As AsyncStager has it: `stage` returns when all is copied.
+    # As AsyncStager has it: async_save does not wait for what optimizers wait for.
     _synchronize_after_execute = False
 
     def __init__(
@@ -92,11 +102,15 @@ class Writer(StorageWriter):
             "socket": socket,
             "policy": as_core(policy),
         }
+        self._save_id = str(uuid.uuid4())
+        self._staging: _staging.Staging | None = None  # while it is copied
         self._staged: _staging.Staged | None = None
         self._stage_error: Exception | None = None
         self._save: _core.Save | None = None
         self._joined: SharedJob | None = None
+        self._planned_together = True  # by one rank for all
         _staging.announce(self)
+        _fences.install()
 
     def __reduce__(self) -> Any:
         raise Refused(
@@ -115,12 +129,13 @@ class Writer(StorageWriter):
         return False
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copies the state into a slot; `async_save` calls it. A save that fails already here says
+        """Copies the state into a slot; `async_save` calls it. What is returned is filled when all
+        has been copied, at the latest when DCP saves it. A save that fails already here says
         so where DCP tells all ranks, in the future: were it raised here, on one rank, the others
         would wait for this one.
         """
         _staging.withdraw(self)
-        if self._staged is not None or self._save is not None:
+        if self._staging is not None or self._staged is not None or self._save is not None:
             raise InvalidArgument(
                 f"Writer: step {self.step} of job {self.job!r} was given to this Writer already: "
                 "make one for each save"
@@ -129,7 +144,7 @@ class Writer(StorageWriter):
             shared = self._shared()
             if not shared.stages_in_slots:
                 return _copy(state_dict)
-            nested, self._staged = _staging.stage(
+            self._staging = staging = _staging.stage(
                 shared,
                 state_dict,
                 self.step,
@@ -137,18 +152,40 @@ class Writer(StorageWriter):
                 wait_for_room=self._wait_for_room,
                 timeout=self._timeout,
             )
-            return nested
         except Exception as error:
             self._stage_error = error
             return {}
+        if staging.overlaps:
+            writer = weakref.ref(self)
+            staging.outline.finish = lambda: _finish(writer())
+        else:
+            self._finish_staging()
+        return staging.outline
+
+    def _finish_staging(self) -> None:
+        """All has been copied when this returns, or there is an error for all ranks."""
+        staging = self._staging
+        if staging is None:
+            return
+        try:
+            self._staged = staging.finish(self._timeout)
+        except Exception as error:
+            self._stage_error = error
+            staging.outline.clear()
+        finally:
+            self._staging = staging.outline.finish = None
 
     def synchronize_staging(self) -> None:
-        """Nothing is left to wait for when `stage` has returned."""
+        """Returns when the loop may change all of the state that was staged."""
+        staging = self._staging
+        if staging is not None:
+            staging.wait(self._timeout)
 
     def close(self) -> None:
         """Gives up what was staged and never saved."""
-        if self._staged is not None:
-            self._staged.held.discard()
+        staged = self._staging or self._staged
+        if staged is not None:
+            staged.held.discard()
 
     # What StorageWriter asks for, in the order in which DCP calls it.
 
@@ -157,13 +194,12 @@ class Writer(StorageWriter):
         return False  # never chosen by a path
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        if checkpoint_id is not None and str(checkpoint_id) not in (
-            str(self.step),
-            self.checkpoint_id,
-        ):
+        if checkpoint_id is not None and not names_step(checkpoint_id, self.step):
+            self.close()
             raise InvalidArgument(
-                f"Writer: checkpoint_id={str(checkpoint_id)!r}, but this Writer saves step "
-                f"{self.step} of job {self.job!r}: leave it out"
+                f"Writer: checkpoint_id={str(checkpoint_id)!r} does not name the step that this "
+                f"Writer saves, {self.step} of job {self.job!r}: leave it out, or let it end in "
+                "the step"
             )
 
     def storage_meta(self) -> StorageMeta:
@@ -171,9 +207,13 @@ class Writer(StorageWriter):
         # anything of it can fail.
         if self._staged is not None:
             self._staged.held.discard_after(threading.current_thread())
-        return StorageMeta(checkpoint_id=self.checkpoint_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
 
-    def set_up_storage_writer(self, is_coordinator: bool) -> None:
+    def set_up_storage_writer(
+        self, is_coordinator: bool, *, use_collectives: bool = True, **kwargs: Any
+    ) -> None:
+        # (DCP gives more than is_coordinator to what has `kwargs`.)
+        self._planned_together = use_collectives
         _staging.withdraw(self)
         if self._stage_error is not None:
             raise self._stage_error
@@ -184,6 +224,16 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        # Called once, on the coordinator, before any rank writes.
+        world_size = self._shared().world_size
+        in_group = dist.is_available() and dist.is_initialized()
+        if self._planned_together and in_group and len(plans) != world_size:
+            raise InvalidArgument(
+                f"Writer: save step {self.step} of job {self.job!r}: {len(plans)} of its "
+                f"{world_size} ranks take part, so the step would never be committed. Call it on "
+                "all ranks of the job, without no_dist=True, and with a process_group that has all "
+                "of them; or give these ranks a job of their own (Writer(…, rank=, world_size=))"
+            )
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -213,7 +263,7 @@ class Writer(StorageWriter):
                         f"Writer: this rank saved step {self.step}, rank {rank} step {step}: name "
                         "the same step on all ranks"
                     )
-        metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id)
+        metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
         if self._wait != "sealed":
             self.wait(self._wait, self._timeout)
 
@@ -326,6 +376,11 @@ class Writer(StorageWriter):
         return sizes
 
 
+def _finish(writer: Writer | None) -> None:
+    if writer is not None:
+        writer._finish_staging()
+
+
 def _nbytes(item: WriteItem, staged: _staging.Staged) -> int:
     if item.tensor_data is None:
         return len(staged.objects[item.index.fqn][1])
@@ -345,7 +400,11 @@ def _copy(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Staged as DCP's own stager does it, for planners that write something else than the state as
     it is.
     """
-    from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+    try:
+        from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+    except ImportError:  # PyTorch 2.7 and older
+        from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
+        return BlockingAsyncStager().stage(state_dict)
     staged: dict[str, Any] = StateDictStager(pin_memory=False, share_memory=False).stage(state_dict)
     return staged
