@@ -25,6 +25,7 @@ from holdfast._errors import (
     NothingToRestore,
     Refused,
 )
+from holdfast._first_saves import never_heals
 from holdfast._handle import STAGES, Handle, Stage, streams_of
 from holdfast._merged import Merge, OfAll
 from holdfast._network import NetworkBusy
@@ -45,6 +46,10 @@ _WAIT_S = 60.0  # that a save waits for its slot and its commit, if it waits and
 _ANSWER_S = 0.25  # so much earlier a save gives up that waits for a slot: it knows why
 
 
+# What becomes of saves that fail; a function gets the step and the error.
+OnError = Literal["log", "raise"] | Callable[[int, HoldfastError], object]
+
+
 class Checkpointer:
     """One rank of a training job.
 
@@ -62,8 +67,10 @@ class Checkpointer:
     optimizers to `restore` before the loop, also at a first start). Everything else is copied before `save`
     returns. False: everything is.
     `allow_pickle`: values that are not JSON may be pickled, and read again. What you read then can run any code.
-    `on_error`: what a save that fails does: "log" it, once, and go on, or "raise" it, at the latest in the next call. A state
-    that cannot be saved at all (a type, a name) raises in the first save in any case.
+    `on_error`: what a save that fails does. "log": it is logged, each cause once, and the loop goes on. "raise": it is raised as
+    well, at the latest in the next call. A function of the step and the error: that is called for each, then. In any case the
+    first save raises what no later save can overcome (a type, a name; and where this process has restored nothing: a restore
+    that was forgotten, a state that can never fit).
     `start_daemon`: False: never start a ckptd of one's own where none is installed.
     `grace`, `stop_signals`: how long the job lives after it was told to end (seconds, or a text like "90s"; else
     HOLDFAST_GRACE, else 30 s), and by which signals: see `preempted`.
@@ -81,15 +88,17 @@ class Checkpointer:
         copy_threads: int = 0,
         overlap: bool = True,
         allow_pickle: bool = False,
-        on_error: Literal["log", "raise"] = "log",
+        on_error: OnError = "log",
         start_daemon: bool | None = None,
         open_timeout: float = 60.0,
         call_timeout: float = 30.0,
         grace: float | str | None = None,
         stop_signals: Iterable[int] = (signal.SIGTERM,),
     ) -> None:
-        if on_error not in ("log", "raise"):
-            raise InvalidArgument(f"on_error={on_error!r}: 'log' or 'raise'")
+        if not callable(on_error) and on_error not in ("log", "raise"):
+            raise InvalidArgument(
+                f"on_error={on_error!r}: 'log', 'raise', or a function of the step and the error"
+            )
         if policy is not None and not isinstance(policy, Policy):
             raise InvalidArgument(f"Checkpointer: policy={policy!r} is not a holdfast.Policy")
         self.job = _jobs.job_name("Checkpointer", job)
@@ -98,7 +107,8 @@ class Checkpointer:
         self._watches_signals = False
         self._overlap = overlap
         self._allow_pickle = allow_pickle
-        self._raises = on_error == "raise"
+        self._on_error = on_error
+        self._at_exit = False
         for what, value, kinds in (
             ("launch", launch, (str,)),
             ("socket", socket, (str, os.PathLike)),
@@ -155,8 +165,8 @@ class Checkpointer:
         or after `timeout` seconds. Without `timeout` it waits 60 s for the save to be committed, and for a tier after that as long
         as the tier takes. Such a save (but for "snapshot") also waits for a slot, should none be free, and for a daemon that
         hangs or is being restarted, for as long as that; one without `wait` is given up when the daemon has said nothing for a second,
-        and at once where there is none. A save that fails, or has not come that far, does not raise (see `on_error`): it is logged,
-        and the handle says so (`error`, `times`), and `failed_saves`.
+        and at once where there is none. A save that fails, or has not come that far, is logged and does not raise, but for the
+        first save of a process, and as `on_error` says; the handle says so (`error`, `times`), and `failed_saves`.
         """
         if wait is not None and wait not in STAGES:
             raise InvalidArgument(f"save: there is no stage {wait!r}: {', '.join(STAGES)}")
@@ -174,6 +184,8 @@ class Checkpointer:
         self._handle = handle
         self._unreported.append(handle)
         handle._wait_first()
+        if not self._shared.has_a_step:
+            handle._wait_for_slot()
         if wait is not None:
             self._await(handle, wait, None if until is None else max(0.0, until - time.monotonic()))
         self._report()
@@ -188,11 +200,12 @@ class Checkpointer:
             handle.wait(stage, timeout)
         except HoldfastError as error:
             if handle.error is None:  # or it is reported as any other save that failed
-                if self._raises:
+                if self._on_error == "raise":
                     raise
                 _log.error(
                     "job '%s': step %d has not come to %r: %s", self.job, handle.step, stage, error
                 )
+                self._tell(handle.step, error)
 
     def _begun(self, step: int, state: Mapping[str, Any], wait_for_room: float) -> Handle:
         """What goes wrong with the state is raised as long as nothing was saved, and is a failed save in the middle of a run."""
@@ -291,7 +304,10 @@ class Checkpointer:
         for handle in list(self._unreported):
             if handle.done("sealed") and handle in self._unreported:
                 self._unreported.remove(handle)
-                self._failed += handle.error is not None
+                if handle.error is None:
+                    self._shared.has_a_step = True
+                else:
+                    self._failed += 1
                 self._to_report.append(handle)
 
     def _report(self) -> None:
@@ -300,11 +316,17 @@ class Checkpointer:
         settled, self._to_report = self._to_report, []
         for handle in settled:
             self._say(self._skipped.line(handle.step, handle.error, time.time()))
-        failed = [handle for handle in settled if handle.error is not None]
-        if failed and self._raises:
-            error = failed[-1].error
-            assert error is not None
-            raise error
+        failed = [(handle.step, handle.error) for handle in settled if handle.error is not None]
+        for step, error in failed:
+            self._tell(step, error)
+        if failed and not self._at_exit:
+            error = failed[-1][1]
+            if self._on_error == "raise" or (not self._shared.has_a_step and never_heals(error)):
+                raise error
+
+    def _tell(self, step: int, error: HoldfastError) -> None:
+        if callable(self._on_error):
+            self._on_error(step, error)
 
     def _say(self, line: Line | None) -> None:
         if line is not None:
@@ -500,7 +522,7 @@ class Checkpointer:
             finally:
                 for each in old_ranks.values():
                     each.close()
-            self._shared.has_begun = True
+            self._shared.has_begun = self._shared.has_a_step = True
         assert wanted is not None
         try:
             wanted.finish()
@@ -753,7 +775,7 @@ def _close_all() -> None:
     for checkpointer in list(_made):
         # Of a forked child's they are not, nor are those that were closed.
         if _jobs.open_job(checkpointer.job) is checkpointer._shared:
-            checkpointer._raises = False
+            checkpointer._at_exit = True
             try:
                 checkpointer._close(0.0)  # all threads have ended: nobody seals anything any more
             except Exception as error:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from holdfast import _core, _daemon, _jobs, _json, _objects
-from holdfast._errors import Corrupt, HoldfastError, InvalidArgument, NotFound
+from holdfast._errors import Corrupt, HoldfastError, InvalidArgument, NotFound, NothingToRestore
 from holdfast._merged import OfAll
 from holdfast._state import (
     ARRAY_DTYPES_BACK,
@@ -510,13 +510,16 @@ def open(  # noqa: A001 - holdfast.open("job") is what it is called
 def checkpoints(
     job: str, *, socket: str | None = None, timeout: float = 30.0
 ) -> list[_core.CheckpointInfo]:
-    """The steps of a job that can be read, newest first.
+    """The steps of a job that can be read, newest first; none where nothing was saved under that name.
 
     for found in holdfast.checkpoints("llama-70b"):
         print(found.step, found.attempt, found.tiers, "on the line" if found.on_line else "discarded branch")
     """
-    return _core.list_checkpoints(
-        _jobs.job_name("checkpoints", job),
-        socket=_daemon.ensure_daemon(socket, start=False),
-        timeout=_jobs.seconds("checkpoints", "timeout", timeout),
-    )
+    try:
+        return _core.list_checkpoints(
+            _jobs.job_name("checkpoints", job),
+            socket=_daemon.ensure_daemon(socket, start=False),
+            timeout=_jobs.seconds("checkpoints", "timeout", timeout),
+        )
+    except NothingToRestore:  # nobody has joined it yet
+        return []
