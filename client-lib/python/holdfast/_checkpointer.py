@@ -28,6 +28,7 @@ from holdfast._errors import (
 from holdfast._first_saves import never_heals
 from holdfast._handle import STAGES, Handle, Stage, streams_of
 from holdfast._merged import Merge, OfAll
+from holdfast._missing_ranks import MissingRanks
 from holdfast._network import NetworkBusy
 from holdfast._policy import Policy
 from holdfast._progress import Progress, RestoreProgress
@@ -450,7 +451,8 @@ class Checkpointer:
             ckpt.restore(state, merge={"extra.rng": lambda values: values[rank % len(values)]})
 
         `progress`: called a few times a second with a holdfast.RestoreProgress; what it raises ends the restore. One that
-        takes long also says so in the log (`holdfast`, every 10 s).
+        takes long shows a bar on a terminal (by rich or tqdm, if one is installed), else it says so in the log (`holdfast`,
+        every 10 s).
         `strict=False`: what only one of a module, or a dictionary with tensors, and the checkpoint has is left alone.
         `last_restored` tells where it came from, and why not from nearer.
         Whatever is there and cannot be read raises: never start from scratch because of an error.
@@ -499,7 +501,11 @@ class Checkpointer:
             return tensor_list(wanted.specs), wanted.addresses
 
         devices = devices_of(state)
-        with _held.alone(self._shared, "a restore", timeout):
+        ranks = MissingRanks(self.job, self._shared.socket, self.rank, self.world_size)
+        with (
+            _held.alone(self._shared, "a restore", timeout),
+            Progress(self.job, progress, ranks, bar=self.rank == 0) as shown,
+        ):
             try:
                 restored = self._shared.core.restore(
                     choose,
@@ -508,7 +514,7 @@ class Checkpointer:
                     timeout=timeout,
                     streams=streams_of(devices),
                     convert=convert,
-                    progress=Progress(self.job, progress),
+                    progress=shown,
                 )
             except NothingToRestore:
                 if step is not None:
