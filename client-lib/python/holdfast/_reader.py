@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from holdfast._state import (
     join,
 )
 from holdfast._tree import Owners
+from holdfast._whole_state import OnceRead, together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +143,11 @@ class Checkpoint:
 
         Modules and optimizers come as dictionaries of their state.
         """
+        return self._value_of(path, rank, self, allow_pickle)
+
+    def _value_of(
+        self, path: str, rank: int, tensors: Checkpoint | OnceRead, allow_pickle: bool
+    ) -> Any:
         objects = {name: (data, codec) for name, data, codec in self._shard(rank).objects}
         if TREE not in objects:
             if path in objects:
@@ -151,7 +158,21 @@ class Checkpoint:
                 f"it has {', '.join(map(repr, objects)) or 'none'}"
             )
         node = _json.decode(objects[TREE][0])
-        return _Values(self, rank, objects, allow_pickle).at(node, path)
+        return _Values(tensors, rank, objects, allow_pickle).at(node, path)
+
+    def state(self, *, allow_pickle: bool = False) -> Any:
+        """All that the ranks' Checkpointers saved, as one nested dictionary in host memory. Tensors are whole; of what ranks have
+        each of their own the lowest rank's.
+
+            model.load_state_dict(holdfast.open("llama-70b").state()["model"])
+        """
+        whole = OnceRead(
+            lambda name: self.tensor(name, rank=self._of(name)[0].rank),
+            lambda name: self.numpy(name, rank=self._of(name)[0].rank),
+            self.keys(),
+        )
+        states = (self._value_of("", rank, whole, allow_pickle) for rank in range(self.world_size))
+        return functools.reduce(together, states)
 
     def verify(self) -> None:
         """Reads everything and compares it with its digests. Raises holdfast.Corrupt, naming the tensor."""
@@ -357,7 +378,7 @@ class _Values:
 
     def __init__(
         self,
-        checkpoint: Checkpoint | OldRanks,
+        checkpoint: Checkpoint | OldRanks | OnceRead,
         rank: int,
         objects: dict[str, tuple[bytes, str | None]],
         allow_pickle: bool,
