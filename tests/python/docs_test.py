@@ -187,7 +187,7 @@ def test_the_tags_of_the_formats() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["_environment", "_json", "_objects", "_torch_types", "dcp._layout"]
+    "module", ["_environment", "_json", "_objects", "_torch_types", "_whole_state", "dcp._layout"]
 )
 def test_the_examples_of_docstrings(module: str) -> None:
     results = doctest.testmod(importlib.import_module(f"holdfast.{module}"))

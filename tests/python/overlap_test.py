@@ -465,13 +465,14 @@ if sys.argv[2] == "dropped":
 def test_a_save_that_fails_at_the_very_end_is_reported_all_the_same(daemon: Daemon) -> None:
     code = """
 import sys, holdfast
-ckpt = holdfast.Checkpointer("exits")
-ckpt.save(int(sys.argv[1]), {"epoch": 1})
+ckpt = holdfast.Checkpointer(sys.argv[1])
+ckpt.save(1, {"epoch": 1}, wait="sealed")
+ckpt.save(int(sys.argv[2]), {"epoch": 2})
 """
-    assert run_python(code, "1").stderr == ""
-    done = run_python(code, "2")  # refused by the daemon: it would discard what nobody restored
+    assert run_python(code, "goes-on", "2").stderr == ""
+    done = run_python(code, "exits", "1")  # refused by the daemon: steps must grow
     assert done.returncode == 0
-    assert "job 'exits': step 2 was not saved: " in done.stderr
+    assert "job 'exits': step 1 was not saved: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -540,6 +541,7 @@ def test_nothing_is_left_after_close(daemon: Daemon) -> None:
     files, threads = _descriptors(), _threads()
     for step in range(3):
         ckpt = holdfast.Checkpointer("job", copy_threads=3)
+        ckpt.restore({"model": model})
         ckpt.save(step, {"model": model, "optim": sgd(model)})
         assert _threads() > threads
         ckpt.close()

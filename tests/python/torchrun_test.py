@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from ranks import free_port
-from training import SEED, Torchrun, check_losses, undisturbed, wait_until
+from training import SEED, Torchrun, check_losses, listens, undisturbed, wait_until
 
 from daemons import Daemon
 
@@ -84,7 +84,7 @@ def test_one_of_two_agents_dies_and_is_started_again(
 
     steps, losses = 200, tmp_path / "first.losses"
     first = agent("first")  # the rendezvous lives in this one
-    wait_until("the rendezvous", lambda: _listens(endpoint), said=first.said)
+    wait_until("the rendezvous", lambda: listens(endpoint), said=first.said)
     second = agent("second")
     first.await_step(40)
     second.kill()
@@ -97,13 +97,3 @@ def test_one_of_two_agents_dies_and_is_started_again(
     )
     check_losses(first, undisturbed(steps, tmp_path / "reference", ranks=2), starts=2)
     assert first.losses()[-1][0] == steps - 1
-
-
-def _listens(endpoint: str) -> bool:
-    port = f":{int(endpoint.rpartition(':')[2]):04X}"
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in pathlib.Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[1].endswith(port) and fields[3] == "0A":
-                return True
-    return False

@@ -49,6 +49,17 @@ def wait_until(
         time.sleep(_PAUSE_S)
 
 
+def listens(endpoint: str) -> bool:
+    """Whether a process listens at that port of this machine."""
+    port = f":{int(endpoint.rpartition(':')[2]):04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in pathlib.Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[1].endswith(port) and fields[3] == "0A":
+                return True
+    return False
+
+
 def read_losses(path: pathlib.Path) -> list[tuple[int, str]]:
     """(step, loss) in the order in which they were written; a line that is being written is left out."""
     if not path.exists():

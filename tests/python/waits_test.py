@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import re
 import signal
 import threading
 import time
@@ -14,8 +15,9 @@ import pytest
 import torch
 
 import holdfast
-from daemons import DEADLINE_S, Daemon
+from daemons import BIN, DEADLINE_S, Daemon
 from holdfast import _daemon
+from holdfast._missing_ranks import MissingRanks
 from holdfast._skipped import SkippedSaves
 
 STATE = {"w": torch.ones(1000)}
@@ -178,10 +180,11 @@ def test_another_reason_is_said_in_full() -> None:
     skipped = SkippedSaves()
     gone, full = holdfast.Unavailable("no daemon"), holdfast.NoRoom("no slot")
     wrong = holdfast.InvalidArgument("steps must grow")
-    for step, error in enumerate((gone, full, wrong, wrong)):
+    for step, error in enumerate((gone, full, wrong)):
         line = skipped.line(step, error, 1000.0)
         assert line == (logging.ERROR, f"step {step} was not saved: {error}")
-    assert skipped.line(4, full, 1001.0) is None
+    for error in (full, wrong):
+        assert skipped.line(3, error, 1001.0) is None
 
 
 def test_the_start_of_a_private_daemon_is_said_without_the_loggers_name(
@@ -230,6 +233,35 @@ def test_what_waits_for_a_stopped_daemon_says_so(
     assert first.startswith(f"WARNING job 'job': {what} has waited for ")
     assert f"process {pid} at '{daemon.socket}' is stopped" in first
     assert f"kill -CONT {pid}" in first
+
+
+def test_a_restore_that_waits_for_other_ranks_names_them(
+    daemon: Daemon, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three ranks the middle one restores; the others never come."""
+    monkeypatch.setenv("PATH", str(BIN.resolve()), prepend=os.pathsep)
+
+    class Told(Exception):
+        pass
+
+    def end(_: holdfast.RestoreProgress) -> None:
+        if any("waits for ranks 0, 2" in line for line in said.lines):
+            raise Told
+
+    with holdfast.Checkpointer("three", rank=1, world_size=3) as one:
+        with pytest.raises(Told):
+            one.restore({"w": torch.zeros(1)}, progress=end, timeout=DEADLINE_S)
+    named = [line for line in said.lines if "waits for ranks 0, 2" in line]
+    assert re.match(
+        r"WARNING job 'three': a restore has waited for \d+\.\d s: 1 of 3 ranks", named[0]
+    )
+    assert "start the missing ones, or end this process" in named[0]
+
+
+def test_a_few_ranks_of_many_ask_whom_they_wait_for() -> None:
+    asking = [MissingRanks("job", "ckptd.sock", rank, 12_288)._asks for rank in range(12_288)]
+    assert asking[0] and sum(asking) == 8
+    assert not MissingRanks("job", "ckptd.sock", 0, 1)._asks  # there is nobody to wait for
 
 
 def opens() -> None:

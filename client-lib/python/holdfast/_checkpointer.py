@@ -26,10 +26,12 @@ from holdfast._errors import (
     Refused,
 )
 from holdfast._fences import Fences
+from holdfast._first_saves import never_heals
 from holdfast._fresh_states import FreshStates
 from holdfast._fsdp1 import refuse_fsdp1
 from holdfast._handle import STAGES, Handle, Stage, streams_of
 from holdfast._merged import Merge, OfAll
+from holdfast._missing_ranks import MissingRanks
 from holdfast._network import NetworkBusy
 from holdfast._optimizers import is_optimizer
 from holdfast._policy import Policy
@@ -50,6 +52,10 @@ _WAIT_S = 60.0  # that a save waits for its slot and its commit, if it waits and
 _ANSWER_S = 0.25  # so much earlier a save gives up that waits for a slot: it knows why
 
 
+# What becomes of saves that fail; a function gets the step and the error.
+OnError = Literal["log", "raise"] | Callable[[int, HoldfastError], object]
+
+
 class Checkpointer:
     """One rank of a training job.
 
@@ -67,8 +73,10 @@ class Checkpointer:
     optimizers to `restore` before the loop, also at a first start). Everything else is copied before `save`
     returns. False: everything is.
     `allow_pickle`: values that are not JSON may be pickled, and read again. What you read then can run any code.
-    `on_error`: what a save that fails does: "log" it, once, and go on, or "raise" it, at the latest in the next call. A state
-    that cannot be saved at all (a type, a name) raises in the first save in any case.
+    `on_error`: what a save that fails does. "log": it is logged, each cause once, and the loop goes on. "raise": it is raised as
+    well, at the latest in the next call. A function of the step and the error: that is called for each, then. In any case the
+    first save raises what no later save can overcome (a type, a name; and where this process has restored nothing: a restore
+    that was forgotten, a state that can never fit).
     `uncommitted_max`: so many steps in a row that this rank has sealed and that do not commit, for other ranks do not save them,
     are a warning. The saves after them count as failed until a step commits again.
     `start_daemon`: False: never start a ckptd of one's own where none is installed.
@@ -88,7 +96,7 @@ class Checkpointer:
         copy_threads: int = 0,
         overlap: bool = True,
         allow_pickle: bool = False,
-        on_error: Literal["log", "raise"] = "log",
+        on_error: OnError = "log",
         uncommitted_max: int = 3,
         start_daemon: bool | None = None,
         open_timeout: float = 60.0,
@@ -96,8 +104,10 @@ class Checkpointer:
         grace: float | str | None = None,
         stop_signals: Iterable[int] = (signal.SIGTERM,),
     ) -> None:
-        if on_error not in ("log", "raise"):
-            raise InvalidArgument(f"on_error={on_error!r}: 'log' or 'raise'")
+        if not callable(on_error) and on_error not in ("log", "raise"):
+            raise InvalidArgument(
+                f"on_error={on_error!r}: 'log', 'raise', or a function of the step and the error"
+            )
         if policy is not None and not isinstance(policy, Policy):
             raise InvalidArgument(f"Checkpointer: policy={policy!r} is not a holdfast.Policy")
         self.job = _jobs.job_name("Checkpointer", job)
@@ -108,7 +118,8 @@ class Checkpointer:
         self._stop_signals = _preemption.stop_signals("Checkpointer", stop_signals)
         self._watches_signals = False
         self._allow_pickle = allow_pickle
-        self._raises = on_error == "raise"
+        self._on_error = on_error
+        self._at_exit = False
         for what, value, kinds in (
             ("launch", launch, (str,)),
             ("socket", socket, (str, os.PathLike)),
@@ -166,8 +177,8 @@ class Checkpointer:
         or after `timeout` seconds. Without `timeout` it waits 60 s for the save to be committed, and for a tier after that as long
         as the tier takes. Such a save (but for "snapshot") also waits for a slot, should none be free, and for a daemon that
         hangs or is being restarted, for as long as that; one without `wait` is given up when the daemon has said nothing for a second,
-        and at once where there is none. A save that fails, or has not come that far, does not raise (see `on_error`): it is logged,
-        and the handle says so (`error`, `times`), and `failed_saves`.
+        and at once where there is none. A save that fails, or has not come that far, is logged and does not raise, but for the
+        first save of a process, and as `on_error` says; the handle says so (`error`, `times`), and `failed_saves`.
         """
         if wait is not None and wait not in STAGES:
             raise InvalidArgument(f"save: there is no stage {wait!r}: {', '.join(STAGES)}")
@@ -185,6 +196,8 @@ class Checkpointer:
         self._handle = handle
         self._unreported.append(handle)
         handle._wait_first()
+        if not self._shared.has_a_step:
+            handle._wait_for_slot()
         if wait is not None:
             self._await(handle, wait, None if until is None else max(0.0, until - time.monotonic()))
         self._report()
@@ -199,11 +212,12 @@ class Checkpointer:
             handle.wait(stage, timeout)
         except HoldfastError as error:
             if handle.error is None:  # or it is reported as any other save that failed
-                if self._raises:
+                if self._on_error == "raise":
                     raise
                 _log.error(
                     "job '%s': step %d has not come to %r: %s", self.job, handle.step, stage, error
                 )
+                self._tell(handle.step, error)
 
     def _begun(self, step: int, state: Mapping[str, Any], wait_for_room: float) -> Handle:
         """What goes wrong with the state is raised as long as nothing was saved, and is a failed save in the middle of a run."""
@@ -299,26 +313,36 @@ class Checkpointer:
         for handle in list(self._unreported):
             if handle.done("sealed") and handle in self._unreported:
                 self._unreported.remove(handle)
-                self._failed += handle.error is not None
+                if handle.error is None:
+                    self._shared.has_a_step = True
+                else:
+                    self._failed += 1
                 self._to_report.append(handle)
 
     def _report(self) -> None:
         """Says of each save that failed that it did: once."""
         self._count()
         settled, self._to_report = self._to_report, []
-        errors: list[HoldfastError] = []
+        failed: list[tuple[int, HoldfastError]] = []
         for handle in settled:
             self._say(self._skipped.line(handle.step, handle.error, time.time()))
-            if handle.error is not None:
-                errors.append(handle.error)
-            elif self._shared.world_size > 1:
-                line, uncommitted = self._uncommitted.sealed(handle)
+            error: HoldfastError | None = handle.error
+            if error is None and self._shared.world_size > 1:
+                line, error = self._uncommitted.sealed(handle)
                 self._say(line)
-                if uncommitted is not None:
-                    self._failed += 1
-                    errors.append(uncommitted)
-        if errors and self._raises:
-            raise errors[-1]
+                self._failed += error is not None
+            if error is not None:
+                failed.append((handle.step, error))
+        for step, error in failed:
+            self._tell(step, error)
+        if failed and not self._at_exit:
+            error = failed[-1][1]
+            if self._on_error == "raise" or (not self._shared.has_a_step and never_heals(error)):
+                raise error
+
+    def _tell(self, step: int, error: HoldfastError) -> None:
+        if callable(self._on_error):
+            self._on_error(step, error)
 
     def _say(self, line: Line | None) -> None:
         if line is not None:
@@ -442,7 +466,8 @@ class Checkpointer:
             ckpt.restore(state, merge={"extra.rng": lambda values: values[rank % len(values)]})
 
         `progress`: called a few times a second with a holdfast.RestoreProgress; what it raises ends the restore. One that
-        takes long also says so in the log (`holdfast`, every 10 s).
+        takes long shows a bar on a terminal (by rich or tqdm, if one is installed), else it says so in the log (`holdfast`,
+        every 10 s).
         `strict=False`: what only one of a module, or a dictionary with tensors, and the checkpoint has is left alone.
         `last_restored` tells where it came from, and why not from nearer.
         Whatever is there and cannot be read raises: never start from scratch because of an error.
@@ -494,7 +519,11 @@ class Checkpointer:
             return tensor_list(wanted.specs), wanted.addresses
 
         devices = devices_of(state)
-        with _held.alone(self._shared, "a restore", timeout):
+        ranks = MissingRanks(self.job, self._shared.socket, self.rank, self.world_size)
+        with (
+            _held.alone(self._shared, "a restore", timeout),
+            Progress(self.job, progress, ranks, bar=self.rank == 0) as shown,
+        ):
             try:
                 restored = self._shared.core.restore(
                     choose,
@@ -503,7 +532,7 @@ class Checkpointer:
                     timeout=timeout,
                     streams=streams_of(devices),
                     convert=convert,
-                    progress=Progress(self.job, progress),
+                    progress=shown,
                 )
             except NothingToRestore:
                 if step is not None:
@@ -517,7 +546,7 @@ class Checkpointer:
             finally:
                 for each in old_ranks.values():
                     each.close()
-            self._shared.has_begun = True
+            self._shared.has_begun = self._shared.has_a_step = True
         assert wanted is not None
         try:
             with self._fences.no_training():
@@ -748,7 +777,7 @@ def _close_all() -> None:
     for checkpointer in list(_made):
         # Of a forked child's they are not, nor are those that were closed.
         if _jobs.open_job(checkpointer.job) is checkpointer._shared:
-            checkpointer._raises = False
+            checkpointer._at_exit = True
             try:
                 checkpointer._close(0.0)  # all threads have ended: nobody seals anything any more
             except Exception as error:

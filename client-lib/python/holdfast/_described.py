@@ -202,7 +202,7 @@ def _add(
     offset = local_shape = None
     if place is not None and not place.whole:
         shape, offset, local_shape = place.shape, place.offset, place.local_shape
-    device = _torch_types.device_ordinal(part)
+    device = _torch_types.device_ordinal(part, path)
     dense = is_dense(part)
     address = part.data_ptr() if dense else 0
     if address != 0:

@@ -13,6 +13,10 @@ from holdfast._jobs import seconds
 Stage = Literal["snapshot", "sealed", "committed", "peer", "nvme", "remote"]
 STAGES: tuple[str, ...] = ("snapshot", "sealed", "committed", "peer", "nvme", "remote")
 
+_LOOK_S = 0.001
+# What the library says of a save that has its slot (client-lib/src/async_save.cc).
+_COPYING = "it is being copied"
+
 
 def streams_of(devices: set[int]) -> list[_core.Stream]:
     """PyTorch's current stream of each device."""
@@ -83,6 +87,17 @@ class Handle:
             self._save.wait_first(math.inf)
             if self._at_once:
                 self.wait_snapshot()
+
+    def _wait_for_slot(self) -> None:
+        """Until ckptd has given it a slot, or has refused it."""
+        while self._save is not None and not self._save.done("snapshot"):
+            try:
+                self._save.wait("snapshot", _LOOK_S)
+            except DeadlineExceeded as error:
+                if _COPYING in str(error):
+                    return
+            except HoldfastError:
+                return  # as `error` says
 
     def _before_change(self) -> None:
         """By an optimizer that is about to change what is being copied: on devices its work is put behind the copy, and what

@@ -83,6 +83,9 @@ class SharedJob:
         # Whether this process has restored, adopted or saved in its attempt: whose line it goes on
         # is settled.
         self.has_begun = False
+        # Whether this process has restored a step, or sealed one: then a failed save never raises
+        # unless on_error asks for it (_first_saves.py).
+        self.has_a_step = False
         # Whether dcp.async_save may copy into a slot before it plans: not with planners that write
         # something else.
         self.stages_in_slots = True
@@ -103,6 +106,7 @@ class SharedJob:
             if loaded is not None:
                 attempt, step = loaded
                 self.core.adopt(step=step, attempt=attempt, timeout=timeout)
+                self.has_a_step = True
             self.has_begun = True
 
     def wait_committed(self, step: int | None, timeout: float) -> None:

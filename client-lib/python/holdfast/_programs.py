@@ -1,6 +1,7 @@
 """Where the daemon's programs are, which another distribution installs.
 
     path = carried("ckptd")     # None, unless holdfast-ckptd is installed
+    path = program("ckptctl")   # that one, or else the one on PATH
 
 The distribution `holdfast-ckptd` has them in the folder `bin` of its package `holdfast_ckptd`.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 
 
 def carried(name: str) -> str | None:
@@ -19,3 +21,7 @@ def carried(name: str) -> str | None:
         if os.access(path, os.X_OK):
             return path
     return None
+
+
+def program(name: str) -> str | None:
+    return carried(name) or shutil.which(name)

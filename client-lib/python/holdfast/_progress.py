@@ -1,14 +1,20 @@
-"""How far a restore is: what `restore(progress=…)` is called with, and lines in the log of one that takes long."""
+"""How far a restore is: what `restore(progress=…)` is called with; and of one that takes long a bar on a terminal, or lines
+in the log."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable
 
+from holdfast._missing_ranks import MissingRanks
+from holdfast._progress_bar import Bar, bar_on_terminal
+
 _log = logging.getLogger("holdfast")
 _BETWEEN_LINES_S = 10.0
+_BAR_AFTER_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +47,27 @@ class RestoreProgress:
 
 
 class Progress:
-    """What the core calls, for one restore."""
+    """What the core calls, for one restore.
 
-    def __init__(self, job: str, tell: Callable[[RestoreProgress], object] | None) -> None:
+    with Progress("llama", tell, ranks, bar=rank == 0) as progress:
+        core.restore(…, progress=progress)
+
+    `tell`: the program's own function. `bar`: this rank may show one.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        tell: Callable[[RestoreProgress], object] | None,
+        ranks: MissingRanks,
+        *,
+        bar: bool,
+    ) -> None:
         self._job = job
         self._tell = tell
+        self._ranks = ranks
+        self._bar_from = time.monotonic() + _BAR_AFTER_S if bar and tell is None else math.inf
+        self._bar: Bar | None = None
         self._next_line = time.monotonic() + _BETWEEN_LINES_S
 
     def __call__(self, loading: bool, step: int, attempt: int, read: int, of: int) -> None:
@@ -53,8 +75,32 @@ class Progress:
         now = RestoreProgress(
             loading, step if known else None, attempt if known else None, read, of
         )
-        if time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + _BETWEEN_LINES_S
+        clock = time.monotonic()
+        if loading:
+            self._ranks.moved_on()
+        else:
+            self._ranks.look(clock)
+        if not self._shown(now, clock) and clock >= self._next_line:
+            self._next_line = clock + _BETWEEN_LINES_S
             _log.info("job '%s': restore: %s", self._job, now)
         if self._tell is not None:
             self._tell(now)
+
+    def _shown(self, now: RestoreProgress, clock: float) -> bool:
+        """Whether a bar shows it."""
+        title = f"job '{self._job}': restore step {now.step}"
+        if self._bar is None and now.loading and now.bytes_of > 0 and clock >= self._bar_from:
+            self._bar_from = math.inf
+            self._bar = bar_on_terminal(title, now.bytes_of)
+        if self._bar is None:
+            return False
+        self._bar.show(title, now.bytes, now.bytes_of)
+        return True
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ranks.close()
+        if self._bar is not None:
+            self._bar.close()

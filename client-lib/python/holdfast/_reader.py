@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 from holdfast import _core, _daemon, _jobs, _json, _objects, _subclasses
 from holdfast._arrays import numpy_dtype
-from holdfast._errors import Corrupt, HoldfastError, InvalidArgument, NotFound
+from holdfast._errors import Corrupt, HoldfastError, InvalidArgument, NotFound, NothingToRestore
 from holdfast._merged import OfAll
 from holdfast._state import TENSOR_CODEC, TREE, join
 from holdfast._tree import Owners
+from holdfast._whole_state import OnceRead, together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +135,11 @@ class Checkpoint:
 
         Modules and optimizers come as dictionaries of their state.
         """
+        return self._value_of(path, rank, self, allow_pickle)
+
+    def _value_of(
+        self, path: str, rank: int, tensors: Checkpoint | OnceRead, allow_pickle: bool
+    ) -> Any:
         objects = {name: (data, codec) for name, data, codec in self._shard(rank).objects}
         if TREE not in objects:
             if path in objects:
@@ -143,7 +150,21 @@ class Checkpoint:
                 f"it has {', '.join(map(repr, objects)) or 'none'}"
             )
         node = _json.decode(objects[TREE][0])
-        return _Values(self, rank, objects, allow_pickle).at(node, path)
+        return _Values(tensors, rank, objects, allow_pickle).at(node, path)
+
+    def state(self, *, allow_pickle: bool = False) -> Any:
+        """All that the ranks' Checkpointers saved, as one nested dictionary in host memory. Tensors are whole; of what ranks have
+        each of their own the lowest rank's.
+
+            model.load_state_dict(holdfast.open("llama-70b").state()["model"])
+        """
+        whole = OnceRead(
+            lambda name: self.tensor(name, rank=self._of(name)[0].rank),
+            lambda name: self.numpy(name, rank=self._of(name)[0].rank),
+            self.keys(),
+        )
+        states = (self._value_of("", rank, whole, allow_pickle) for rank in range(self.world_size))
+        return functools.reduce(together, states)
 
     def verify(self) -> None:
         """Reads everything and compares it with its digests. Raises holdfast.Corrupt, naming the tensor."""
@@ -349,7 +370,7 @@ class _Values:
 
     def __init__(
         self,
-        checkpoint: Checkpoint | OldRanks,
+        checkpoint: Checkpoint | OldRanks | OnceRead,
         rank: int,
         objects: dict[str, tuple[bytes, str | None]],
         allow_pickle: bool,
@@ -509,13 +530,16 @@ def open(  # noqa: A001 - holdfast.open("job") is what it is called
 def checkpoints(
     job: str, *, socket: str | None = None, timeout: float = 30.0
 ) -> list[_core.CheckpointInfo]:
-    """The steps of a job that can be read, newest first.
+    """The steps of a job that can be read, newest first; none where nothing was saved under that name.
 
     for found in holdfast.checkpoints("llama-70b"):
         print(found.step, found.attempt, found.tiers, "on the line" if found.on_line else "discarded branch")
     """
-    return _core.list_checkpoints(
-        _jobs.job_name("checkpoints", job),
-        socket=_daemon.ensure_daemon(socket, start=False),
-        timeout=_jobs.seconds("checkpoints", "timeout", timeout),
-    )
+    try:
+        return _core.list_checkpoints(
+            _jobs.job_name("checkpoints", job),
+            socket=_daemon.ensure_daemon(socket, start=False),
+            timeout=_jobs.seconds("checkpoints", "timeout", timeout),
+        )
+    except NothingToRestore:  # nobody has joined it yet
+        return []

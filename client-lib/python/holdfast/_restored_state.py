@@ -689,7 +689,7 @@ class Wanted:
             shape, flat = place.shape, (place.start, place.length)
         elif place is not None and not place.whole:
             shape, offset, local_shape = place.shape, place.offset, place.local_shape
-        device = _torch_types.device_ordinal(into)
+        device = _torch_types.device_ordinal(into, path)
         dtype = _torch_types.dtype_name(into.dtype, path)
         spec = (name, dtype, shape, offset, local_shape, device, flat)
         self._append(key, spec, into.data_ptr(), into, local)

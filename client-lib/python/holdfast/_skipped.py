@@ -1,15 +1,17 @@
-"""What is logged of saves that fail: a line for each, but not for step after step that ckptd does not
-take, which may go on for hours.
+"""What is logged of saves that fail: each cause once in full, however many saves it fails. While
+ckptd does not answer or has no room, a line every 10 s counts the saves that were skipped.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 
 from holdfast._errors import HoldfastError, NoRoom, Unavailable
 
 _BETWEEN_LINES_S = 10.0
+_CAUSES_MAX = 1000  # that are remembered
 
 Line = tuple[int, str]  # its level, and the text
 
@@ -31,13 +33,14 @@ class SkippedSaves:
         self._error: HoldfastError | None = None
         self._untold = 0  # of the count
         self._next_line = 0.0
+        self._causes: set[tuple[type, str]] = set()
 
     def line(self, step: int, error: HoldfastError | None, now: float) -> Line | None:
         if error is None:
             return self._saved(step)
         full = logging.ERROR, f"step {step} was not saved: {error}"
         if not isinstance(error, (Unavailable, NoRoom)):
-            return full
+            return full if self._is_new(error) else None
         another = type(error) is not type(self._error)
         if self._count == 0:
             self._since = now
@@ -52,6 +55,16 @@ class SkippedSaves:
             self._next_line = now + _BETWEEN_LINES_S
             return self.rest()
         return None
+
+    def _is_new(self, error: HoldfastError) -> bool:
+        """Whether this cause was not told yet. Two errors that differ in numbers alone (the step) have one cause."""
+        cause = type(error), re.sub(r"\d+", "#", str(error))
+        if cause in self._causes:
+            return False
+        if len(self._causes) >= _CAUSES_MAX:
+            self._causes.clear()
+        self._causes.add(cause)
+        return True
 
     def rest(self) -> Line | None:
         """How many were skipped so far, if some are in no line yet."""

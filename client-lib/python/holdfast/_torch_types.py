@@ -194,9 +194,16 @@ def without_plain_memory(tensor: torch.Tensor, path: str) -> InvalidArgument:
     )
 
 
-def device_ordinal(tensor: torch.Tensor) -> int:
+def device_ordinal(tensor: torch.Tensor, path: str) -> int:
     """As TensorList has it: -1 for this process's memory."""
-    return tensor.device.index if tensor.device.type == "cuda" else -1
+    if tensor.device.type != "cuda":
+        return -1
+    if torch.version.hip is not None:  # torch calls AMD's devices "cuda", too
+        raise InvalidArgument(
+            f"{path}: is on an AMD GPU (this torch is of ROCm), and Holdfast copies from and to "
+            "NVIDIA GPUs alone: give it a copy in host memory (tensor.cpu())"
+        )
+    return tensor.device.index
 
 
 class _PyBuffer(ctypes.Structure):

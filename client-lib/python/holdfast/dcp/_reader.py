@@ -267,7 +267,7 @@ class Reader(StorageReader):
             restored = shared.core.adopt(
                 step=self._step, attempt=self._attempt, timeout=self._timeout
             )
-            shared.has_begun = True
+            shared.has_begun = shared.has_a_step = True
         forget_loaded(self.job)
         found = restored.attempt, restored.step
         if left := sorted({step for attempt, step in before if (attempt, step) > found}):

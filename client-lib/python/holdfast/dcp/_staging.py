@@ -158,7 +158,11 @@ class _Pieces:
 
     def add_whole(self, name: str, tensor: torch.Tensor) -> int:
         source = dense(tensor, name)
-        dtype, shape, device = dtype_name(source.dtype, name), source.shape, device_ordinal(source)
+        dtype, shape, device = (
+            dtype_name(source.dtype, name),
+            source.shape,
+            device_ordinal(source, name),
+        )
         piece = self._known.get(name)
         if (
             piece is None
@@ -175,7 +179,7 @@ class _Pieces:
     def add_part(self, name: str, local: torch.Tensor, place: Place) -> int | torch.Tensor:
         source = dense(local, name)
         dtype = dtype_name(source.dtype, name)
-        return self.add(Slice(name, dtype, place, device_ordinal(source)), source)
+        return self.add(Slice(name, dtype, place, device_ordinal(source, name)), source)
 
 
 @dataclasses.dataclass(slots=True)

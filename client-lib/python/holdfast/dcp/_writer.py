@@ -245,6 +245,7 @@ class Writer(StorageWriter):
         assert self._save is not None
         shared = self._shared()
         shared.last_sealed = self.step, self._save
+        shared.has_a_step = True
         future: Future[list[WriteResult]] = Future()
         future.set_result(
             [
@@ -342,7 +343,7 @@ class Writer(StorageWriter):
             if place.empty:
                 continue
             slices.append(
-                Slice(name, dtype_name(source.dtype, name), place, device_ordinal(source))
+                Slice(name, dtype_name(source.dtype, name), place, device_ordinal(source, name))
             )
             sources.append(source)
         # Also where there are none: a rank of which the plan wants nothing saves its shard all the same.

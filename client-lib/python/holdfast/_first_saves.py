@@ -1,0 +1,39 @@
+"""Failures of a save that no later save can overcome. Where a process has neither restored nor saved
+anything, the save raises them: a run that can never save must not go on for days and only log it.
+
+    handle.wait_for_slot()  # ckptd has taken the save, or has refused it
+    if not shared.has_a_step and never_heals(handle.error):
+        raise handle.error
+"""
+
+from __future__ import annotations
+
+from holdfast._errors import (
+    HoldfastError,
+    Internal,
+    InvalidArgument,
+    NoRoom,
+    Refused,
+    Superseded,
+    Topology,
+)
+
+_FINAL = (InvalidArgument, Refused, Superseded, Topology)
+# ckptd says NO_ROOM, too, of a state that would not fit if all its memory was free
+# (Agent::OnBeginSave).
+_NEVER_FITS = "more than all of its user's slots on this node may hold"
+# The library has no code of its own for a driver that cannot be loaded or started
+# (client-lib/src/cuda_driver.cc).
+_DRIVER = "the CUDA driver"
+
+
+def never_heals(error: HoldfastError) -> bool:
+    """Whether each later save of this process fails for the same reason, until somebody changes
+    something: a refusal, a restore that was forgotten, a state larger than all slots can be, a GPU
+    without a driver.
+    """
+    if isinstance(error, NoRoom):
+        return _NEVER_FITS in str(error)
+    if isinstance(error, Internal):
+        return _DRIVER in str(error)
+    return isinstance(error, _FINAL)
