@@ -115,7 +115,7 @@ if child == 0:
     code = 1
     try:
         ckpt.save(2, {"w": np.ones(3)}, wait="sealed")
-    except holdfast.Forked:
+    except holdfast.ForkedError:
         code = 0
     os._exit(code)
 release.set()
@@ -250,7 +250,7 @@ def test_every_dtype_and_shape(ckpt: holdfast.Checkpointer) -> None:
 
 
 def test_a_dtype_without_a_place_is_named(ckpt: holdfast.Checkpointer) -> None:
-    with pytest.raises(holdfast.InvalidArgument, match=r"a\.b: tensors of torch.complex128"):
+    with pytest.raises(holdfast.InvalidArgumentError, match=r"a\.b: tensors of torch.complex128"):
         ckpt.save(0, {"a": {"b": torch.zeros(2, dtype=torch.complex128)}})
 
 
@@ -284,10 +284,14 @@ def test_tensors_that_are_not_contiguous(ckpt: holdfast.Checkpointer) -> None:
 def test_meta_tensors_are_a_clear_error(ckpt: holdfast.Checkpointer) -> None:
     with torch.device("meta"):
         model = torch.nn.Linear(2, 2)
-    with pytest.raises(holdfast.InvalidArgument, match="model.weight: a tensor on the meta device"):
+    with pytest.raises(
+        holdfast.InvalidArgumentError, match="model.weight: a tensor on the meta device"
+    ):
         ckpt.save(0, {"model": model})
     ckpt.save(1, {"model": torch.nn.Linear(2, 2)})
-    with pytest.raises(holdfast.InvalidArgument, match="model.weight: a tensor on the meta device"):
+    with pytest.raises(
+        holdfast.InvalidArgumentError, match="model.weight: a tensor on the meta device"
+    ):
         ckpt.restore({"model": model})
 
 
@@ -421,14 +425,14 @@ class Opaque:
 
 def test_nothing_is_pickled_unless_allowed_on_both_sides(daemon: Daemon) -> None:
     ckpt = holdfast.Checkpointer("job")
-    with pytest.raises(holdfast.Refused, match=r"extra\.thing: a .*Opaque.*allow_pickle=True"):
+    with pytest.raises(holdfast.RefusedError, match=r"extra\.thing: a .*Opaque.*allow_pickle=True"):
         ckpt.save(0, {"extra": {"thing": Opaque(1)}})
     ckpt.close()
     ckpt = holdfast.Checkpointer("job", allow_pickle=True)
     ckpt.save(1, {"extra": {"thing": Opaque(5), "n": 2}}, wait="sealed", timeout=60)
     ckpt.close()
     ckpt = holdfast.Checkpointer("job")
-    with pytest.raises(holdfast.Refused, match=r"extra\.thing.*allow_pickle=True"):
+    with pytest.raises(holdfast.RefusedError, match=r"extra\.thing.*allow_pickle=True"):
         ckpt.restore({"extra": {}})
     ckpt.close()
     ckpt = holdfast.Checkpointer("job", allow_pickle=True)
@@ -445,7 +449,7 @@ def test_what_does_not_fit_is_said_and_nothing_is_skipped(ckpt: holdfast.Checkpo
     ckpt.save(0, {"model": model, "optim": optim, "d": {"w": torch.ones(2), "v": torch.ones(2)}})
 
     def refused(state: dict[str, Any], match: str, **options: Any) -> None:
-        with pytest.raises(holdfast.InvalidArgument, match=match):
+        with pytest.raises(holdfast.InvalidArgumentError, match=match):
             ckpt.restore(state, **options)
 
     refused({"modle": model}, "'modle' was not saved; what was: 'model', 'optim', 'd'")
@@ -485,7 +489,9 @@ def test_parts_of_the_state_are_enough(ckpt: holdfast.Checkpointer) -> None:
 
 
 def test_two_names_that_are_one_are_refused(ckpt: holdfast.Checkpointer) -> None:
-    with pytest.raises(holdfast.InvalidArgument, match="two parts of the state are called 'a.b'"):
+    with pytest.raises(
+        holdfast.InvalidArgumentError, match="two parts of the state are called 'a.b'"
+    ):
         ckpt.save(0, {"a": {"b": torch.ones(1)}, "a.b": torch.zeros(2)})
 
 
@@ -497,7 +503,7 @@ def test_going_back(ckpt: holdfast.Checkpointer) -> None:
     assert ckpt.restore({"w": w}, step=1) == 1
     assert w.tolist() == [1, 1, 1]
     assert ckpt.last_restored is not None and ckpt.last_restored.source == "memory"
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(holdfast.NotFoundError):
         ckpt.restore({"w": w}, step=77)
 
 
@@ -546,7 +552,7 @@ def test_a_daemon_that_is_slow_is_waited_for(make_daemon, monkeypatch: pytest.Mo
         handle = ckpt.save(1, {"w": torch.ones(1000)}, wait="sealed", timeout=60)
         daemon.process.send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(holdfast.DeadlineExceeded):
+            with pytest.raises(holdfast.DeadlineExceededError):
                 handle.wait("nvme", 2)
         finally:
             daemon.process.send_signal(signal.SIGCONT)
@@ -610,15 +616,15 @@ def test_a_failing_save_is_logged_once_and_counted(
     ckpt.save(5, state, wait="sealed", timeout=60)
     with caplog.at_level(logging.ERROR, "holdfast"):
         handle = ckpt.save(5, state)  # steps must grow
-        with pytest.raises(holdfast.InvalidArgument):
+        with pytest.raises(holdfast.InvalidArgumentError):
             handle.wait("sealed", 60)
         ckpt.save(6, state, wait="sealed", timeout=60)
         bad = ckpt.save(
             7, {"w": torch.ones(1, dtype=torch.complex128)}
         )  # no state like this, in the middle of a run
         ckpt.save(8, state, wait="sealed", timeout=60)
-    assert isinstance(handle.error, holdfast.InvalidArgument) and isinstance(
-        bad.error, holdfast.InvalidArgument
+    assert isinstance(handle.error, holdfast.InvalidArgumentError) and isinstance(
+        bad.error, holdfast.InvalidArgumentError
     )
     assert ckpt.failed_saves == 2
     lines = [record.message for record in caplog.records]
@@ -632,10 +638,10 @@ def test_failures_are_raised_when_asked_for(daemon: Daemon) -> None:
     with holdfast.Checkpointer("job", on_error="raise") as ckpt:
         state = {"w": torch.ones(10)}
         ckpt.save(5, state)
-        with pytest.raises(holdfast.InvalidArgument):
+        with pytest.raises(holdfast.InvalidArgumentError):
             ckpt.save(5, state, wait="sealed")
         with pytest.raises(
-            holdfast.InvalidArgument
+            holdfast.InvalidArgumentError
         ):  # of this call, or of the one in which it is known
             ckpt.save(4, state)
             for step in range(6, 100):
@@ -647,7 +653,7 @@ def test_losing_the_daemon_costs_one_save(ckpt: holdfast.Checkpointer, daemon: D
     state = {"w": torch.ones(1000)}
     ckpt.save(1, state, wait="committed", timeout=60)
     daemon.kill()
-    with pytest.raises(holdfast.Unavailable):
+    with pytest.raises(holdfast.UnavailableError):
         ckpt.save(2, state).wait("sealed", 60)
     daemon.start()
     ckpt.save(3, state, wait="committed", timeout=60).wait("committed", 60)
@@ -686,7 +692,7 @@ def test_policies_say_what_is_wrong_with_them() -> None:
         {"nvme_bytes_max": "lots"},
         {"nvme_every": True},
     ):
-        with pytest.raises(holdfast.InvalidArgument, match=next(iter(wrong))):
+        with pytest.raises(holdfast.InvalidArgumentError, match=next(iter(wrong))):
             holdfast.Policy(**wrong).to_core()  # type: ignore[arg-type]
 
 
@@ -793,7 +799,7 @@ def test_what_does_not_fit_is_never_cast_spread_or_mixed(ckpt: holdfast.Checkpoi
     ckpt.save(0, state)
 
     def refused(wanted: dict[str, Any], match: str) -> None:
-        with pytest.raises(holdfast.InvalidArgument, match=match):
+        with pytest.raises(holdfast.InvalidArgumentError, match=match):
             ckpt.restore(wanted)
 
     wider = Tied(tie=False)
@@ -827,7 +833,7 @@ def test_reading_the_count_hides_no_failure(
 
 def test_a_stage_that_never_comes_does_not_unmake_a_save(daemon: Daemon) -> None:
     with holdfast.Checkpointer("job", on_error="raise") as ckpt:
-        with pytest.raises(holdfast.Refused, match="remote"):  # there is none
+        with pytest.raises(holdfast.RefusedError, match="remote"):  # there is none
             ckpt.save(1, {"w": torch.ones(10)}, wait="remote", timeout=60)
         assert ckpt.failed_saves == 0
         assert ckpt.restore({"w": torch.zeros(10)}) == 1
@@ -840,7 +846,9 @@ def test_a_state_that_raises_is_a_failed_save(ckpt: holdfast.Checkpointer) -> No
         ckpt.save(0, {"loader": loader})
     ckpt.save(1, {"loader": Loader()}, wait="sealed", timeout=60)
     handle = ckpt.save(2, {"loader": loader})
-    assert isinstance(handle.error, holdfast.Internal) and "ZeroDivisionError" in str(handle.error)
+    assert isinstance(handle.error, holdfast.InternalError) and "ZeroDivisionError" in str(
+        handle.error
+    )
 
 
 def test_ctrl_c_ends_a_save_that_waits_for_a_stopped_daemon(daemon: Daemon) -> None:
@@ -883,7 +891,7 @@ def test_a_daemon_that_hangs_for_long_costs_saves_and_hangs_nothing(daemon: Daem
     try:
         handle = ckpt.save(step + 1, state)
         train(model, optim)  # its step waits for the copy, which has failed by then
-        assert isinstance(handle.error, holdfast.Unavailable)
+        assert isinstance(handle.error, holdfast.UnavailableError)
         assert ckpt.failed_saves == failed + 1
     finally:
         daemon.process.send_signal(signal.SIGCONT)
@@ -902,7 +910,7 @@ def test_half_a_restored_state_is_not_saved(ckpt: holdfast.Checkpointer) -> None
     loader.load_state_dict = fails  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="no such file"):
         ckpt.restore({"loader": loader, "model": model})
-    assert isinstance(ckpt.save(1, {"model": model}).error, holdfast.Refused)
+    assert isinstance(ckpt.save(1, {"model": model}).error, holdfast.RefusedError)
     ckpt.restore({"loader": Loader(), "model": model})
     assert ckpt.save(2, {"model": model}, wait="sealed", timeout=60).error is None
 
@@ -916,12 +924,12 @@ def test_names_that_would_be_read_as_tags_are_refused(ckpt: holdfast.Checkpointe
     module = torch.nn.Module()
     module.register_buffer("a", torch.ones(3))
     module.register_buffer("$set", module.get_buffer("a"))
-    assert isinstance(ckpt.save(1, {"module": module}).error, holdfast.InvalidArgument)
+    assert isinstance(ckpt.save(1, {"module": module}).error, holdfast.InvalidArgumentError)
     model = model_of()
     optim = torch.optim.SGD(model.parameters(), lr=0.1)
     optim.state[model[0].weight]["count"] = 3  # no tensor, and so named in the tree
     state = {"$m": model, "optim": optim}
-    assert isinstance(ckpt.save(2, state).error, holdfast.InvalidArgument)
+    assert isinstance(ckpt.save(2, state).error, holdfast.InvalidArgumentError)
 
 
 def test_threads_that_wait_when_the_interpreter_ends(daemon: Daemon) -> None:
@@ -941,12 +949,12 @@ threading.Thread(target=lambda: handle.wait("committed"), daemon=True).start()  
 @pytest.mark.parametrize("step", [True, -1, 2**64, 1.0, "1", None, torch.tensor([1, 2])])
 def test_a_step_is_an_integer(ckpt: holdfast.Checkpointer, step: Any) -> None:
     state = {"w": torch.ones(1)}
-    with pytest.raises(holdfast.InvalidArgument, match="save: step"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="save: step"):
         ckpt.save(step, state)
     if step is not None:
-        with pytest.raises(holdfast.InvalidArgument, match="restore: step"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="restore: step"):
             ckpt.restore(state, step=step)
-        with pytest.raises(holdfast.InvalidArgument, match="open: step"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="open: step"):
             holdfast.open("job", step=step)
     assert ckpt.save(np.int64(3), state, wait="sealed", timeout=60).error is None
 
@@ -963,7 +971,7 @@ def test_a_save_that_is_waited_for_waits_for_its_slot_too(
         for step in (1, 2):
             ckpt.save(step, state, wait="committed")
             readers.append(held.enter_context(holdfast.open("job", step=step)))
-        with pytest.raises(holdfast.NoRoom):
+        with pytest.raises(holdfast.NoRoomError):
             ckpt.save(3, state).wait("sealed", timeout=DEADLINE_S)
         begun = holdfast.Handle._wait_first
 

@@ -66,7 +66,7 @@ def test_what_was_saved_comes_back(daemon: Daemon) -> None:
 
 def test_nothing_to_restore_is_an_exception_of_its_own(daemon: Daemon) -> None:
     job = _core.Job("core", rank=0, world_size=1)
-    with pytest.raises(holdfast.NothingToRestore):
+    with pytest.raises(holdfast.NothingToRestoreError):
         job.restore(into({}))
 
 
@@ -80,7 +80,7 @@ def test_what_choose_raises_comes_out(daemon: Daemon) -> None:
 
     with pytest.raises(KeyError, match="no such parameter"):
         job.restore(choose)
-    with pytest.raises(holdfast.InvalidArgument, match="must return"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="must return"):
         job.restore(lambda saved, objects, of_all: 5)
     job.restore(into({}))  # and the job goes on
 
@@ -120,20 +120,20 @@ def test_boxes_and_ranges(daemon: Daemon) -> None:
 def test_bad_arguments_are_refused_before_anything_happens(daemon: Daemon) -> None:
     job = _core.Job("core", rank=0, world_size=1)
     tensors = _core.TensorList()
-    with pytest.raises(holdfast.InvalidArgument, match="no dtype 'F31'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="no dtype 'F31'"):
         tensors.add("w", "F31", (2,))
-    with pytest.raises(holdfast.InvalidArgument, match="go together"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="go together"):
         tensors.add("w", "F32", (2,), offset=(0,))
     tensors.add("w", "F32", (2,))
-    with pytest.raises(holdfast.InvalidArgument, match="0 addresses for 1 tensors"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="0 addresses for 1 tensors"):
         job.save(1, tensors, [], [])
     with pytest.raises((TypeError, OverflowError)):
         job.save(1, tensors, ["here"], [])
-    with pytest.raises(holdfast.InvalidArgument, match="no stage 'durable'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="no stage 'durable'"):
         job.save(1, tensors, [np.ones(2, np.float32).ctypes.data], []).wait("durable", 1)
-    with pytest.raises(holdfast.InvalidArgument, match="no tier 'tape'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="no tier 'tape'"):
         _core.Job("core", rank=0, world_size=1, policy={"tape": {}})
-    with pytest.raises(holdfast.InvalidArgument, match="no 'when'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="no 'when'"):
         _core.Job("core", rank=0, world_size=1, policy={"nvme": {"when": 1}})
 
 
@@ -143,7 +143,7 @@ def test_a_failing_save_says_so_in_its_handle(daemon: Daemon) -> None:
     tensors, addresses = tensors_of({"w": w})
     job.save(5, tensors, addresses, []).wait("sealed", 60)
     again = job.save(5, tensors, addresses, [])
-    with pytest.raises(holdfast.InvalidArgument, match="save step 5.*steps must grow"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="save step 5.*steps must grow"):
         again.wait("sealed", 60)
     assert job.failed_saves == 1
 
@@ -165,9 +165,9 @@ def test_a_held_save_is_sealed_or_given_up(daemon: Daemon) -> None:
     save.wait("committed", 60)
     given_up = job.save(2, tensors, addresses, [], hold=True)
     given_up.discard()
-    with pytest.raises(holdfast.Abandoned):
+    with pytest.raises(holdfast.AbandonedError):
         given_up.wait("sealed", 60)
-    with pytest.raises(holdfast.Refused):
+    with pytest.raises(holdfast.RefusedError):
         save.staged()
     job.close()
     # Looked at after the job and the save are gone: still memory of this process.
@@ -203,7 +203,7 @@ def test_a_closed_job_refuses(daemon: Daemon) -> None:
     job = _core.Job("core", rank=0, world_size=1)
     job.close()
     job.close()
-    with pytest.raises(holdfast.Refused, match="closed"):
+    with pytest.raises(holdfast.RefusedError, match="closed"):
         job.attempt
 
 
@@ -455,7 +455,7 @@ def test_what_is_discarded_waits_for_no_slot(daemon: Daemon) -> None:
         began = time.monotonic()
         save.discard()
         assert time.monotonic() - began < WAIT_S / 2
-        with pytest.raises(holdfast.Abandoned):
+        with pytest.raises(holdfast.AbandonedError):
             save.wait("sealed", 60)
     finally:
         world.go_on()
@@ -547,7 +547,7 @@ child = os.fork()
 if child == 0:
     try:
         job.save(2, tensors, [w.ctypes.data], []).wait("sealed", 5)
-    except holdfast.Forked:
+    except holdfast.ForkedError:
         sys.exit(0)     # and the destructors run
     sys.exit(1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from holdfast import _core, _daemon, _spill
-from holdfast._errors import DeadlineExceeded, HoldfastError, Refused
+from holdfast._errors import DeadlineExceededError, HoldfastError, RefusedError
 
 BIN = os.environ["HOLDFAST_TEST_BIN"]
 PACKAGE = os.environ["PYTHONPATH"]
@@ -805,7 +805,7 @@ with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
     while not known:
         try:
             first.wait("nvme", 0.01)
-        except holdfast.DeadlineExceeded as error:
+        except holdfast.DeadlineExceededError as error:
             known = "; nvme: " in str(error)
     for step in range(1, 4):
         ckpt.save(step, state, wait="committed")
@@ -842,9 +842,11 @@ def test_what_keeps_steps_from_the_disk_for_long_is_said_once(
 ) -> None:
     monkeypatch.setattr(_spill, "_TROUBLE_S", float("inf"))
     watch = _spill.DiskWatch("job", "/home/me/private.yaml")
-    not_due: Any = SaveOfTest(1, Refused("step 1 does not go to nvme: the job's policy …"))
-    coming = DeadlineExceeded("step 2 is not there yet: 1 of 1 ranks have sealed it")
-    full = DeadlineExceeded("step 2 is not there yet: 1 of 1 ranks have sealed it; nvme: no space")
+    not_due: Any = SaveOfTest(1, RefusedError("step 1 does not go to nvme: the job's policy …"))
+    coming = DeadlineExceededError("step 2 is not there yet: 1 of 1 ranks have sealed it")
+    full = DeadlineExceededError(
+        "step 2 is not there yet: 1 of 1 ranks have sealed it; nvme: no space"
+    )
     due: Any = SaveOfTest(2, coming, full, full)
     never_asked: Any = SaveOfTest(3)
     for each in (not_due, due, never_asked):
@@ -861,12 +863,12 @@ def test_at_the_end_what_keeps_a_step_from_the_disk_is_said_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watch = _spill.DiskWatch("job", "/home/me/private.yaml")
-    save: Any = SaveOfTest(1, DeadlineExceeded("not there yet; nvme: no space"))
+    save: Any = SaveOfTest(1, DeadlineExceededError("not there yet; nvme: no space"))
     watch.look(save, last=True)
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("answer", [None, Refused("… this daemon has none configured")])
+@pytest.mark.parametrize("answer", [None, RefusedError("… this daemon has none configured")])
 def test_nothing_is_asked_once_the_disk_is_known_to_be_used_or_not_there(
     answer: HoldfastError | None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -30,7 +30,7 @@ def failure_of(save: Callable[[], Any]) -> str:
     with pytest.raises(CheckpointException) as raised:
         save()
     (error,) = {str(error): error for error, _ in raised.value.failures.values()}.values()
-    assert isinstance(error, holdfast.InvalidArgument), error
+    assert isinstance(error, holdfast.InvalidArgumentError), error
     return str(error)
 
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from holdfast import Corrupt, InvalidArgument
+from holdfast import CorruptError, InvalidArgumentError
 from holdfast.dcp._layout import MAPPINGS, boxes_of_range, decode_mappings, encode_mappings, stored
 
 
@@ -78,7 +78,7 @@ def test_shards_become_metadata() -> None:
     assert (second.rank, second.index) == (1, 1)
     # A wrong hint is only a hint.
     assert found.source(MetadataIndex("w", torch.Size([2, 0]), 0)) == second
-    with pytest.raises(InvalidArgument, match="where none was saved"):
+    with pytest.raises(InvalidArgumentError, match="where none was saved"):
         found.source(MetadataIndex("w", torch.Size([1, 0])))
 
 
@@ -133,7 +133,7 @@ def test_mappings_come_back_and_cover_every_name() -> None:
     "data", [b"", b"[]", b'{"a":1}', b'{"a":[]}', b'{"a":[1.5]}', b'{"a":[[1]]}']
 )
 def test_damaged_mappings_are_corrupt(data: bytes) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         decode_mappings(data, "rank 0")
 
 

@@ -57,13 +57,19 @@ def test_an_id_that_ends_in_the_step_is_accepted() -> None:
 def test_an_id_of_another_step_is_refused() -> None:
     dcp.save(state(1), storage_writer=Writer("job", step=1))
     for checkpoint_id in ("2", "step-1/model", "/some/path", "step-11", pathlib.Path("job/2")):
-        with pytest.raises(holdfast.InvalidArgument, match="checkpoint_id.*step 1 of job 'job'"):
+        with pytest.raises(
+            holdfast.InvalidArgumentError, match="checkpoint_id.*step 1 of job 'job'"
+        ):
             dcp.load(state(0), checkpoint_id=checkpoint_id, storage_reader=Reader("job", step=1))
     # The newest might be another than the one that is named.
-    with pytest.raises(holdfast.InvalidArgument, match="checkpoint_id.*the newest of job 'job'"):
+    with pytest.raises(
+        holdfast.InvalidArgumentError, match="checkpoint_id.*the newest of job 'job'"
+    ):
         dcp.load(state(0), checkpoint_id="1", storage_reader=Reader("job", adopt=False))
     for checkpoint_id in ("3", "/some/path", "step-2/rank-0"):
-        with pytest.raises(holdfast.InvalidArgument, match="checkpoint_id.*saves, 2 of job 'job'"):
+        with pytest.raises(
+            holdfast.InvalidArgumentError, match="checkpoint_id.*saves, 2 of job 'job'"
+        ):
             dcp.save(state(2), checkpoint_id=checkpoint_id, storage_writer=Writer("job", step=2))
 
 

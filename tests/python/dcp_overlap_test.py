@@ -181,7 +181,7 @@ def test_a_parameter_that_is_changed_while_it_is_copied_loses_the_step() -> None
         with pytest.raises(CheckpointException) as raised:
             saving.result()
         ((error, _),) = raised.value.failures.values()
-        assert isinstance(error, holdfast.Refused)
+        assert isinstance(error, holdfast.RefusedError)
         assert f"step {step}" in str(error) and "model.w was changed" in str(error), error
         assert "synchronize_staging()" in str(error)
         assert step not in [each.step for each in holdfast.checkpoints("job")]

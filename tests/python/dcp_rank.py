@@ -269,7 +269,7 @@ def fail(folder: pathlib.Path, kinds: list[str]) -> None:
         step += 1
         # A rank that cannot even stage: the others do not wait for it.
         failures = failures_of(lambda: staged(step, more={"odd": object()} if RANK == 1 else {}))
-        assert list(failures) == [1] and isinstance(failures[1], holdfast.Refused), failures
+        assert list(failures) == [1] and isinstance(failures[1], holdfast.RefusedError), failures
         kept.append(failures)
         step += 1
         failures = failures_of(
@@ -283,8 +283,8 @@ def fail(folder: pathlib.Path, kinds: list[str]) -> None:
     # Told where the ranks compare their steps, or before by ckptd, when rank 1 has sealed its later
     # step while rank 0 is still writing the earlier.
     told = {
-        holdfast.InvalidArgument: f"rank 1 step {step + 1}",
-        holdfast.Abandoned: f"rank 1 went on to step {step + 1} without it",
+        holdfast.InvalidArgumentError: f"rank 1 step {step + 1}",
+        holdfast.AbandonedError: f"rank 1 went on to step {step + 1} without it",
     }
     assert told[type(failures[0])] in str(failures[0]), failures
     step += 2

@@ -308,7 +308,7 @@ def raised(call) -> BaseException:
 
 def test_nothing_to_restore_is_said_as_such() -> None:
     inner = raised(lambda: dcp.load({"w": torch.zeros(1)}, storage_reader=Reader("job")))
-    assert isinstance(inner, holdfast.NothingToRestore), inner
+    assert isinstance(inner, holdfast.NothingToRestoreError), inner
     assert Reader("job").find() is None
 
 
@@ -327,14 +327,14 @@ def test_objects_that_are_not_json_need_leave(way: str) -> None:
     state = {"w": torch.ones(2), "extra": {"color": Color()}}
     inner = raised(lambda: how(way)(state, 1))
     assert (
-        isinstance(inner, holdfast.Refused)
+        isinstance(inner, holdfast.RefusedError)
         and "extra.color" in str(inner)
         and "allow_pickle" in str(inner)
     )
     how(way)(state, 2, allow_pickle=True)
     target = {"w": torch.zeros(2), "extra": {"color": None}}
     inner = raised(lambda: dcp.load(target, storage_reader=Reader("job")))
-    assert isinstance(inner, holdfast.Refused) and "extra.color" in str(inner)
+    assert isinstance(inner, holdfast.RefusedError) and "extra.color" in str(inner)
     dcp.load(target, storage_reader=Reader("job", allow_pickle=True))
     assert target["extra"]["color"] == Color() and target["w"].eq(1).all()
 
@@ -367,7 +367,7 @@ def test_tensor_subclasses_are_errors_with_a_way_out(way: str) -> None:
         way = "async"  # it loses the subclass
     state = {"model": {"w": TwoTensor(torch.ones(3), torch.zeros(3))}}
     inner = raised(lambda: how(way)(state, 1))
-    assert isinstance(inner, holdfast.Refused)
+    assert isinstance(inner, holdfast.RefusedError)
     for words in (
         "model.w: ",
         "torch.testing._internal.two_tensor.TwoTensor",
@@ -406,7 +406,7 @@ def test_planners_that_write_something_else(planner) -> None:
             state, storage_writer=Writer("job", step=2), planner=planner()
         ).result()
     )
-    assert isinstance(inner, holdfast.Refused) and planner.__name__ in str(inner)
+    assert isinstance(inner, holdfast.RefusedError) and planner.__name__ in str(inner)
     dcp.async_save(state, storage_writer=Writer("job", step=3), planner=planner()).result()
     name = "x_w" if planner is Renames else "w"
     target = {name: torch.zeros(1000)}
@@ -438,11 +438,11 @@ class OwnBytes(DefaultLoadPlanner):
 def test_bytes_of_a_planners_own_making_need_leave() -> None:
     state = {"n": 5}
     inner = raised(lambda: dcp.save(state, storage_writer=Writer("job", step=1), planner=Bytes()))
-    assert isinstance(inner, holdfast.Refused) and "n: Bytes" in str(inner)
+    assert isinstance(inner, holdfast.RefusedError) and "n: Bytes" in str(inner)
     dcp.save(state, storage_writer=Writer("job", step=2, allow_pickle=True), planner=Bytes())
     target: dict[str, Any] = {"n": None}
     inner = raised(lambda: dcp.load(target, storage_reader=Reader("job"), planner=OwnBytes()))
-    assert isinstance(inner, holdfast.Refused)
+    assert isinstance(inner, holdfast.RefusedError)
     dcp.load(target, storage_reader=Reader("job", allow_pickle=True), planner=OwnBytes())
     assert target["n"] == b"own:5"
 
@@ -657,7 +657,9 @@ def test_a_save_that_begins_before_the_last_one_is_done_waits_for_it(
 
 
 def restores(ckpt: holdfast.Checkpointer) -> None:
-    with pytest.raises(holdfast.InvalidArgument, match="was not saved by holdfast.Checkpointer"):
+    with pytest.raises(
+        holdfast.InvalidArgumentError, match="was not saved by holdfast.Checkpointer"
+    ):
         ckpt.restore({"w": torch.zeros(1000)})
 
 
@@ -720,7 +722,7 @@ def test_a_save_that_has_waited_in_vain_says_which_step_it_gave_up(
     how("async")({"w": torch.full((1000,), 2.0)}, 2)
     gate.set()
     inner = raised(first.result)
-    assert isinstance(inner, holdfast.Refused) and "step 1" in str(inner), inner
+    assert isinstance(inner, holdfast.RefusedError) and "step 1" in str(inner), inner
     warnings = warnings_but_of_waits(caplog)
     assert len(warnings) == 1 and "job job: step 1" in warnings[0] and "step 2" in warnings[0]
     assert step_loaded(2) == 2.0
@@ -773,7 +775,7 @@ def test_a_seal_that_did_not_get_its_turn_leaves_no_slot_held() -> None:
             self.save = save
 
         def seal(self, timeout: float) -> None:
-            raise holdfast.DeadlineExceeded("something was still under way")
+            raise holdfast.DeadlineExceededError("something was still under way")
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.save, name)
@@ -787,8 +789,8 @@ def test_a_seal_that_did_not_get_its_turn_leaves_no_slot_held() -> None:
     save = writer._staged.held.save
     writer._staged.held.save = Late(save)  # type: ignore[assignment]
     gate.set()
-    assert isinstance(raised(future.result), holdfast.DeadlineExceeded)
-    with pytest.raises(holdfast.Abandoned, match="given up"):
+    assert isinstance(raised(future.result), holdfast.DeadlineExceededError)
+    with pytest.raises(holdfast.AbandonedError, match="given up"):
         save.wait("sealed", 0)
 
 
@@ -849,7 +851,7 @@ def resume(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("way", ["save", "async", "async with DCP's stager"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), holdfast.DeadlineExceeded("not yet")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), holdfast.DeadlineExceededError("not yet")])
 def test_a_save_whose_wait_ends_early_reads_no_freed_memory_and_commits_nothing(
     daemon: Daemon, way: str, error: BaseException
 ) -> None:
@@ -876,7 +878,7 @@ def test_a_save_whose_wait_ends_early_reads_no_freed_memory_and_commits_nothing(
         resume(daemon)
     shared.core = core
     (save,) = saves
-    with pytest.raises(holdfast.Abandoned):
+    with pytest.raises(holdfast.AbandonedError):
         save.save.wait("sealed", 60)
     assert save.sources_when_discarded == save.sources
     del junk
@@ -886,17 +888,17 @@ def test_a_save_whose_wait_ends_early_reads_no_freed_memory_and_commits_nothing(
 
 def test_a_stager_takes_the_step_from_the_writer_of_the_call() -> None:
     stager = Stager("job")
-    with pytest.raises(holdfast.InvalidArgument, match="no Writer of job 'job'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="no Writer of job 'job'"):
         stager.stage({"w": torch.ones(1)})
     Writer("job", step=1)  # made and dropped
-    with pytest.raises(holdfast.InvalidArgument, match="no Writer"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="no Writer"):
         stager.stage({"w": torch.ones(1)})
     used = Writer("job", step=2)
     dcp.save({"w": torch.ones(1)}, storage_writer=used)
-    with pytest.raises(holdfast.InvalidArgument, match="no Writer"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="no Writer"):
         stager.stage({"w": torch.ones(1)})
     other = Writer("other", step=3)
-    with pytest.raises(holdfast.InvalidArgument, match="no Writer"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="no Writer"):
         dcp.async_save({"w": torch.ones(1)}, storage_writer=other, async_stager=stager)
 
 
@@ -904,7 +906,7 @@ def test_two_writers_are_not_mixed_up() -> None:
     wrong, right = Writer("job", step=1), Writer("job", step=2)
     inner = raised(lambda: saved_by_stager({"w": torch.ones(3)}, wrong))
     assert isinstance(
-        inner, holdfast.Refused
+        inner, holdfast.RefusedError
     ) and "step 2 by another Writer than this one of step 1" in str(inner)
     del right
     how("async with Stager")({"w": torch.ones(3)}, 3)
@@ -913,7 +915,7 @@ def test_two_writers_are_not_mixed_up() -> None:
 def test_a_writer_saves_once() -> None:
     writer = Writer("job", step=1)
     dcp.async_save({"w": torch.ones(3)}, storage_writer=writer).result()
-    with pytest.raises(holdfast.InvalidArgument, match="make one for each save"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="make one for each save"):
         dcp.async_save({"w": torch.ones(3)}, storage_writer=writer)
     with pytest.raises(CheckpointException):
         dcp.save({"w": torch.ones(3)}, storage_writer=writer)
@@ -921,24 +923,24 @@ def test_a_writer_saves_once() -> None:
 
 def test_arguments_that_make_no_sense() -> None:
     for step in (-1, 1.5, True, "3", np.float64(3), np.True_, np.int64(-1), 2**64, 10**30, [3]):
-        with pytest.raises(holdfast.InvalidArgument, match="Writer: .*step.* from 0 to"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="Writer: .*step.* from 0 to"):
             Writer("job", step=step)  # type: ignore[arg-type]
-        with pytest.raises(holdfast.InvalidArgument, match="Reader: .*step.* from 0 to"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="Reader: .*step.* from 0 to"):
             Reader("job", step=step)  # type: ignore[arg-type]
     for attempt in (-1, True, 2**64, "3"):
-        with pytest.raises(holdfast.InvalidArgument, match="Reader: .*attempt.* from 0 to"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="Reader: .*attempt.* from 0 to"):
             Reader("job", step=1, attempt=attempt)  # type: ignore[arg-type]
-    with pytest.raises(holdfast.InvalidArgument, match="Writer: .*step"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="Writer: .*step"):
         Writer("job", step=None)  # type: ignore[arg-type]
-    with pytest.raises(holdfast.InvalidArgument, match="snapshot"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="snapshot"):
         Writer("job", step=1, wait="snapshot")
-    with pytest.raises(holdfast.InvalidArgument, match="attempt"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="attempt"):
         Reader("job", attempt=3)
-    with pytest.raises(holdfast.InvalidArgument, match="checkpoint_id"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="checkpoint_id"):
         dcp.save({}, checkpoint_id="/some/path", storage_writer=Writer("job", step=1))
-    with pytest.raises(holdfast.InvalidArgument, match="checkpoint_id"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="checkpoint_id"):
         dcp.load({}, checkpoint_id="/some/path", storage_reader=Reader("job"))
-    with pytest.raises(holdfast.Refused, match="another process"):
+    with pytest.raises(holdfast.RefusedError, match="another process"):
         pickle.dumps(Writer("job", step=1))
 
 
@@ -968,7 +970,7 @@ def test_a_policy_is_holdfasts_own(make_daemon, monkeypatch, kind: type) -> None
     shared = _jobs.open_job("job")
     assert shared is not None and shared.policy == policy.to_core()
     assert Writer("job", step=3, policy=policy.to_core())._shared() is shared
-    with pytest.raises(holdfast.InvalidArgument, match="Policy: keep_nvme=-1"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="Policy: keep_nvme=-1"):
         kind("job", step=1, policy=holdfast.Policy(keep_nvme=-1))
 
 
@@ -986,7 +988,7 @@ def test_waiting_for_more_than_sealed() -> None:
         ),
         holdfast.HoldfastError,
     )
-    with pytest.raises(holdfast.Refused, match="has not been saved"):
+    with pytest.raises(holdfast.RefusedError, match="has not been saved"):
         Writer("job", step=3).wait()
 
 
@@ -1004,11 +1006,11 @@ def test_a_daemon_killed_during_async_save(daemon: Daemon) -> None:
     daemon.kill()
     gate.set()
     inner = raised(future.result)
-    assert isinstance(inner, holdfast.Unavailable), inner
+    assert isinstance(inner, holdfast.UnavailableError), inner
     no_staged_save_is_left()
     # Nobody there at all: the loop goes on, and the future says so.
     inner = raised(dcp.async_save(state, storage_writer=Writer("job", step=3)).result)
-    assert isinstance(inner, holdfast.Unavailable), inner
+    assert isinstance(inner, holdfast.UnavailableError), inner
     daemon.start()
     state["w"].fill_(4.0)
     how("async")(state, 4)
@@ -1066,7 +1068,7 @@ def test_a_flipped_bit_is_corrupt_and_never_silent(daemon: Daemon) -> None:
                 whole, storage_reader=Reader(name, adopt=False), planner=planner, no_dist=True
             )
         )
-        assert isinstance(inner, holdfast.Corrupt), (text, inner)
+        assert isinstance(inner, holdfast.CorruptError), (text, inner)
 
 
 def test_a_damaged_copy_gives_way_to_the_next_tiers(make_daemon, monkeypatch) -> None:
@@ -1098,7 +1100,7 @@ def test_a_daemon_that_knows_no_other_copy_and_gives_the_damaged_one_again(
     inner = raised(
         lambda: dcp.load({"w": torch.zeros(100_000)}, storage_reader=Reader("job", adopt=False))
     )
-    assert isinstance(inner, holdfast.Corrupt), inner
+    assert isinstance(inner, holdfast.CorruptError), inner
     assert len([without for without in asked if without]) == 1, asked
 
 
@@ -1106,7 +1108,7 @@ def test_ranks_that_found_different_steps_do_not_load_a_mix() -> None:
     reader = Reader("job", adopt=False)
     same_step = [LoadPlan([], storage_data=(1, 2)), LoadPlan([], storage_data=(1, 2))]
     assert reader.prepare_global_plan(same_step) == same_step
-    with pytest.raises(holdfast.Refused, match="step 2 of attempt 1, step 3 of attempt 1"):
+    with pytest.raises(holdfast.RefusedError, match="step 2 of attempt 1, step 3 of attempt 1"):
         reader.prepare_global_plan([*same_step, LoadPlan([], storage_data=(1, 3))])
 
 
@@ -1115,7 +1117,7 @@ def test_one_job_per_process_and_name() -> None:
     shared = _jobs.open_job("job")
     how("async")({"w": torch.ones(1)}, 2)
     assert _jobs.open_job("job") is shared and _jobs.job_for("job") is shared
-    with pytest.raises(holdfast.InvalidArgument, match="rank=0"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="rank=0"):
         _jobs.job_for("job", rank=1, world_size=2)
     assert shared is not None
     shared.close()
@@ -1150,7 +1152,7 @@ if child == 0:
     try:
         try:
             writer._staged.held.seal(10)
-        except holdfast.Forked:
+        except holdfast.ForkedError:
             code = 0
         assert _held.holder_of(staged["w"].data_ptr()) is None  # the parent's
         dcp.save({"w": torch.ones(1)}, storage_writer=Writer("own", step=1))
@@ -1189,7 +1191,7 @@ def in_worker(work):
         code = 1
         try:
             code = 0 if work().eq(1).all() else 2
-        except holdfast.Forked:
+        except holdfast.ForkedError:
             code = 3
         finally:
             os._exit(code)
@@ -1222,7 +1224,7 @@ def test_what_was_loaded_without_joining_is_what_the_first_save_goes_on_from(
     # Step 3 is of the branch that was left.
     assert isinstance(
         raised(lambda: dcp.load(target, storage_reader=Reader("job", step=3, adopt=True))),
-        holdfast.NotFound,
+        holdfast.NotFoundError,
     )
 
 
@@ -1306,7 +1308,7 @@ def test_a_run_that_does_not_say_where_it_comes_from_is_refused() -> None:
     how("save")({"w": torch.ones(1)}, 1)
     _jobs._close_all()
     dcp.load({"w": torch.zeros(1)}, storage_reader=Reader("job", adopt=False))
-    assert isinstance(raised(lambda: how("save")({"w": torch.ones(1)}, 2)), holdfast.Refused)
+    assert isinstance(raised(lambda: how("save")({"w": torch.ones(1)}, 2)), holdfast.RefusedError)
 
 
 def test_a_holdfast_image_is_what_dcp_saved() -> None:
@@ -1444,7 +1446,7 @@ def test_a_job_that_is_closed_in_the_middle_of_a_save_is_not_joined_anew(daemon:
         writer = Writer("job", step=2)
         dcp.save(state, storage_writer=writer)
     # As the thread of a save finds it that was closed under it.
-    with pytest.raises(holdfast.Refused, match="closed"):
+    with pytest.raises(holdfast.RefusedError, match="closed"):
         writer._shared().core.save(3, _core.TensorList(), [], [])
     assert _jobs.open_job("job") is None
 
@@ -1460,7 +1462,7 @@ def test_a_load_does_not_wait_for_what_is_never_committed(daemon: Daemon) -> Non
     save.wait("sealed", DEADLINE_S)
     shared.last_sealed = 1, save
     _jobs.SharedJob.wait_committed(shared, None, 100 * DEADLINE_S)  # type: ignore[arg-type]
-    with pytest.raises(holdfast.DeadlineExceeded):
+    with pytest.raises(holdfast.DeadlineExceededError):
         save.wait("committed", 0)
 
 
@@ -1491,5 +1493,5 @@ def test_a_load_keeps_what_it_plans_to_read(daemon: Daemon) -> None:
     ],
 )
 def test_arguments_are_refused_where_they_are_given(kind: Any, arguments: dict[str, Any]) -> None:
-    with pytest.raises(holdfast.InvalidArgument, match=kind.__name__):
+    with pytest.raises(holdfast.InvalidArgumentError, match=kind.__name__):
         kind(**arguments)

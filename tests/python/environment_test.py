@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from holdfast import InvalidArgument, _namesake, _programs
+from holdfast import InvalidArgumentError, _namesake, _programs
 from holdfast._environment import Environment, detect
 
 TORCHRUN = {
@@ -78,7 +78,7 @@ def test_the_inner_launcher_counts() -> None:
     ],
 )
 def test_what_cannot_be_is_an_error_with_a_way_out(environ: dict[str, str], words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words):
+    with pytest.raises(InvalidArgumentError, match=words):
         detect(environ)
     assert detect(environ, rank=0, world_size=1).world_size == 1
 
@@ -89,11 +89,11 @@ def test_what_is_given_wins() -> None:
     )
     assert detect({}, rank=1, world_size=2) == Environment(1, 2, "", "")
     assert detect(TORCHRUN, rank=5).rank == 5
-    with pytest.raises(InvalidArgument, match="rank 8 of 8"):
+    with pytest.raises(InvalidArgumentError, match="rank 8 of 8"):
         detect(TORCHRUN, rank=8)
-    with pytest.raises(InvalidArgument, match="rank 1 of 1"):
+    with pytest.raises(InvalidArgumentError, match="rank 1 of 1"):
         detect({}, rank=1)
-    with pytest.raises(InvalidArgument, match="not an int"):
+    with pytest.raises(InvalidArgumentError, match="not an int"):
         detect({}, rank=True, world_size=2)
 
 

@@ -34,12 +34,12 @@ def saved_once(job: str) -> None:
 def test_a_state_that_can_never_fit_raises_in_the_first_save(small_daemon: Daemon) -> None:
     with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
         for step in range(2):  # until one is saved
-            with pytest.raises(holdfast.NoRoom, match=r"16 MiB \(memory.bytes_max\)"):
+            with pytest.raises(holdfast.NoRoomError, match=r"16 MiB \(memory.bytes_max\)"):
                 ckpt.save(step, LARGE)
         assert ckpt.failed_saves == 2
         ckpt.save(2, SMALL, wait="sealed", timeout=DEADLINE_S)
         handle = ckpt.save(3, LARGE, wait="sealed", timeout=DEADLINE_S)
-        assert isinstance(handle.error, holdfast.NoRoom)
+        assert isinstance(handle.error, holdfast.NoRoomError)
 
 
 def test_a_process_that_has_restored_goes_on(small_daemon: Daemon) -> None:
@@ -47,7 +47,7 @@ def test_a_process_that_has_restored_goes_on(small_daemon: Daemon) -> None:
     with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
         assert ckpt.restore({"w": torch.zeros(1000)}) == 0
         handle = ckpt.save(1, LARGE)
-        with pytest.raises(holdfast.NoRoom):
+        with pytest.raises(holdfast.NoRoomError):
             handle.wait("sealed", DEADLINE_S)
         ckpt.save(2, SMALL, wait="sealed", timeout=DEADLINE_S)
         assert ckpt.failed_saves == 1
@@ -56,7 +56,7 @@ def test_a_process_that_has_restored_goes_on(small_daemon: Daemon) -> None:
 def test_a_forgotten_restore_raises_in_the_first_save(daemon: Daemon) -> None:
     saved_once("job")
     with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
-        with pytest.raises(holdfast.Refused, match="has not restored anything"):
+        with pytest.raises(holdfast.RefusedError, match="has not restored anything"):
             ckpt.save(1, SMALL)
         assert ckpt.restore({"w": torch.zeros(1000)}) == 0
         assert ckpt.save(1, SMALL, wait="sealed", timeout=DEADLINE_S).error is None
@@ -68,7 +68,7 @@ def test_a_memory_that_is_full_now_never_raises(small_daemon: Daemon) -> None:
             hog.save(step, {"w": torch.ones(900_000)}, wait="committed", timeout=DEADLINE_S)
         with holdfast.Checkpointer("late", rank=0, world_size=1) as late:
             handle = late.save(0, {"w": torch.ones(2_500_000)})
-            with pytest.raises(holdfast.NoRoom):
+            with pytest.raises(holdfast.NoRoomError):
                 handle.wait("sealed", DEADLINE_S)
             late.save(1, {"w": torch.ones(2_500_000)})
 
@@ -77,7 +77,7 @@ def test_a_daemon_that_is_away_never_raises(daemon: Daemon) -> None:
     with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
         daemon.kill()
         for step in range(2):
-            assert isinstance(ckpt.save(step, SMALL).error, holdfast.Unavailable)
+            assert isinstance(ckpt.save(step, SMALL).error, holdfast.UnavailableError)
         daemon.start()
         assert ckpt.save(2, SMALL, wait="sealed", timeout=DEADLINE_S).error is None
 
@@ -96,7 +96,7 @@ _checkpointer.streams_of = lambda devices: []
 ckpt = holdfast.Checkpointer("gpu", rank=0, world_size=1)
 try:
     ckpt.save(0, {"w": torch.ones(10)})
-except holdfast.Internal as error:
+except holdfast.InternalError as error:
     assert "the CUDA driver cannot be loaded" in str(error), error
     print("raised")
 """
@@ -108,7 +108,7 @@ def test_an_amd_gpu_is_refused_and_libcuda_is_not_asked(monkeypatch: pytest.Monk
     tensor = types.SimpleNamespace(device=torch.device("cuda", 1))
     assert _torch_types.device_ordinal(tensor, "model.w") == 1
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    with pytest.raises(holdfast.InvalidArgument, match=r"^model\.w: is on an AMD GPU"):
+    with pytest.raises(holdfast.InvalidArgumentError, match=r"^model\.w: is on an AMD GPU"):
         _torch_types.device_ordinal(tensor, "model.w")
     assert _torch_types.device_ordinal(torch.ones(1), "model.w") == -1
 
@@ -125,16 +125,16 @@ def test_a_function_is_told_of_each_save_that_failed(
             ckpt.save(step, SMALL, wait="sealed", timeout=DEADLINE_S)
         ckpt.save(6, SMALL, wait="remote", timeout=DEADLINE_S)  # there is none
     assert [(step, type(error)) for step, error in told] == [
-        (3, holdfast.InvalidArgument),
-        (4, holdfast.InvalidArgument),
-        (6, holdfast.Refused),
+        (3, holdfast.InvalidArgumentError),
+        (4, holdfast.InvalidArgumentError),
+        (6, holdfast.RefusedError),
     ]
     lines = [record.message for record in caplog.records if "was not saved" in record.message]
     assert len(lines) == 1 and "step 3 was not saved" in lines[0]
 
 
 def test_on_error_is_one_of_three() -> None:
-    with pytest.raises(holdfast.InvalidArgument, match="on_error='ignore'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="on_error='ignore'"):
         holdfast.Checkpointer("job", on_error="ignore")  # type: ignore[arg-type]
 
 
@@ -142,7 +142,7 @@ def test_each_cause_is_said_once() -> None:
     skipped = SkippedSaves()
 
     def line(step: int, text: str) -> object:
-        return skipped.line(step, holdfast.InvalidArgument(text.format(step)), 1000.0 + step)
+        return skipped.line(step, holdfast.InvalidArgumentError(text.format(step)), 1000.0 + step)
 
     said = {step for step in range(100) if line(step, "save step {}: extra: a Sampler") is not None}
     assert said == {0}
@@ -160,5 +160,5 @@ def test_a_job_has_no_checkpoints_before_it_was_joined_and_after(daemon: Daemon)
         assert holdfast.checkpoints("job") == []
         ckpt.save(3, SMALL, wait="committed", timeout=DEADLINE_S)
         assert [found.step for found in holdfast.checkpoints("job")] == [3]
-    with pytest.raises(holdfast.NothingToRestore):
+    with pytest.raises(holdfast.NothingToRestoreError):
         holdfast.open("another")

@@ -150,7 +150,9 @@ def test_a_set_that_is_not_complete_is_refused(tmp_path: pathlib.Path) -> None:
     folder = hub(tmp_path / "hub", 4)
     (folder / "model.safetensors.index.json").unlink()
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(holdfast.NotFound, match="model-00002-of-00002.safetensors' is missing"):
+    with pytest.raises(
+        holdfast.NotFoundError, match="model-00002-of-00002.safetensors' is missing"
+    ):
         _weights.read(folder)
 
 
@@ -269,19 +271,19 @@ class Runs:
 def test_a_pickle_that_would_run_something_runs_nothing(tmp_path: pathlib.Path) -> None:
     ran = tmp_path / "ran"
     torch.save({"w": torch.ones(2), "x": Runs(ran)}, tmp_path / "w.pt")
-    with pytest.raises(holdfast.Refused, match="could run any code"):
+    with pytest.raises(holdfast.RefusedError, match="could run any code"):
         _weights.read(tmp_path / "w.pt")
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Runs(ran)))
     with pytest.raises(holdfast.HoldfastError):
         _weights.read(tmp_path / "plain.pt")
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(Runs(ran)))
-    with pytest.raises(holdfast.Refused, match=r"posix\.mkdir"):
+    with pytest.raises(holdfast.RefusedError, match=r"posix\.mkdir"):
         _weights.read(tmp_path / "dcp")
     # Through getattr, as which some Pythons pickle members of enumerations.
     program = b"cbuiltins\ngetattr\nctorch\nSize\n\x8c\x09__class__\x86R."
     (tmp_path / "dcp/.metadata").write_bytes(program)
-    with pytest.raises(holdfast.InvalidArgument, match="not DCP's metadata"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="not DCP's metadata"):
         _weights.read(tmp_path / "dcp")
     assert not ran.exists()
 
@@ -350,7 +352,7 @@ def test_no_pickle_changes_a_class(
         + b"N}" + attribute + b"s\x86b" + b"}" + attribute + b"sb."
     )  # fmt: skip
     try:
-        with pytest.raises(holdfast.InvalidArgument, match="not DCP's metadata"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="not DCP's metadata"):
             _weights.read(tmp_path)
         assert dict(vars(named)) == before
     finally:
@@ -398,7 +400,7 @@ def test_what_a_pickle_of_dcp_has_no_need_of(tmp_path: pathlib.Path, program: by
     (tmp_path / ".metadata").write_bytes(b"\x80\x04" + program)
     copyreg.add_extension("torch", "Size", 0xF0)  # type: ignore[no-untyped-call]
     try:
-        with pytest.raises(holdfast.Refused, match="no need of"):
+        with pytest.raises(holdfast.RefusedError, match="no need of"):
             _weights.read(tmp_path)
     finally:
         copyreg.remove_extension("torch", "Size", 0xF0)  # type: ignore[no-untyped-call]
@@ -429,7 +431,9 @@ def test_what_a_pickle_of_dcp_has_no_need_of(tmp_path: pathlib.Path, program: by
 )  # fmt: skip
 def test_pickles_that_make_no_sense(tmp_path: pathlib.Path, program: bytes) -> None:
     (tmp_path / ".metadata").write_bytes(b"\x80\x04" + program)
-    with pytest.raises((holdfast.InvalidArgument, holdfast.Refused), match=r"\.metadata'"):
+    with pytest.raises(
+        (holdfast.InvalidArgumentError, holdfast.RefusedError), match=r"\.metadata'"
+    ):
         _weights.read(tmp_path)
 
 
@@ -498,7 +502,7 @@ def test_a_part_that_several_tensors_claim(tmp_path: pathlib.Path) -> None:
         index = dcp_metadata.MetadataIndex(f"w{number}", torch.Size([0]))
         metadata.storage_data[index] = next(iter(metadata.storage_data.values()))
     path.write_bytes(pickle.dumps(metadata))
-    with pytest.raises(holdfast.InvalidArgument, match="more of it than it has"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="more of it than it has"):
         _weights.read(tmp_path / "dcp")
 
 
@@ -518,7 +522,7 @@ def test_parts_that_leave_something_out(tmp_path: pathlib.Path, size: int) -> No
     if size == 4:
         assert _weights.read(tmp_path / "dcp").tensors["w"].tolist() == [1] * 4
     else:
-        with pytest.raises(holdfast.InvalidArgument, match="do not make up"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="do not make up"):
             _weights.read(tmp_path / "dcp")
 
 
@@ -531,7 +535,7 @@ def test_where_there_is_no_memory_it_is_said(
 
     one_chunk(tmp_path / "dcp")
     monkeypatch.setattr(torch, "empty", full)
-    with pytest.raises(holdfast.NoRoom, match=r"dcp': 'w': no memory for it .*on a host"):
+    with pytest.raises(holdfast.NoRoomError, match=r"dcp': 'w': no memory for it .*on a host"):
         _weights.read(tmp_path / "dcp")
 
 
@@ -547,14 +551,14 @@ def test_values_that_are_there_again_and_again(
     tmp_path: pathlib.Path, levels: int, within: Any
 ) -> None:
     torch.save({"w": torch.ones(1), "x": nested(levels, within)}, tmp_path / "w.pt")
-    with pytest.raises(holdfast.InvalidArgument, match=r"w\.pt': more than 1000000 values"):
+    with pytest.raises(holdfast.InvalidArgumentError, match=r"w\.pt': more than 1000000 values"):
         _weights.read(tmp_path / "w.pt")
 
 
 def test_names_that_take_too_much(tmp_path: pathlib.Path) -> None:
     state = {"w": torch.ones(1), "x" * 1_000_000: dict.fromkeys(map(str, range(100_000)), [1, [2]])}
     torch.save(state, tmp_path / "w.pt")
-    with pytest.raises(holdfast.InvalidArgument, match="bytes of names"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="bytes of names"):
         _weights.read(tmp_path / "w.pt")
 
 
@@ -598,7 +602,7 @@ def nameless(count: int) -> dict[Any, Any]:
 )
 def test_keys_that_are_no_names_count(tmp_path: pathlib.Path, content: Any) -> None:
     torch.save(content, tmp_path / "w.pt")
-    with pytest.raises(holdfast.InvalidArgument, match="more than 1000000 values, or"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="more than 1000000 values, or"):
         _weights.read(tmp_path / "w.pt")
 
 
@@ -614,7 +618,7 @@ def test_archives_whose_end_says_something_else(tmp_path: pathlib.Path) -> None:
         (data[:-2] + b"\1\0#", "something follows"),
     ]:
         path.write_bytes(forged)
-        with pytest.raises(holdfast.InvalidArgument, match=what):
+        with pytest.raises(holdfast.InvalidArgumentError, match=what):
             _weights.read(path)
     path.write_bytes(data)
     assert _weights.read(path).tensors.keys() == {"w"}
@@ -628,13 +632,13 @@ def test_pickles_of_more_than_a_limit(
     (tmp_path / "dcp/.metadata").write_bytes(b"}" * 1001 + b".")
     monkeypatch.setattr(_weights, "_PICKLE_BYTES_MAX", 1000)
     for source, what in [("w.pt", "no tensor has more than 1000"), ("dcp", "more than 1000 bytes")]:
-        with pytest.raises(holdfast.InvalidArgument, match=what):
+        with pytest.raises(holdfast.InvalidArgumentError, match=what):
             _weights.read(tmp_path / source)
 
 
 def test_tensors_that_claim_more_than_there_is(tmp_path: pathlib.Path) -> None:
     torch.save({"w": torch.ones(1).expand(1 << 40)}, tmp_path / "w.pt")
-    with pytest.raises(holdfast.InvalidArgument, match="tensors of more than"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="tensors of more than"):
         _weights.read(tmp_path / "w.pt")
     expanded = {"w": torch.ones(1).expand(1000), "v": torch.ones(4)[::2]}
     torch.save(expanded, tmp_path / "w.pt")
@@ -658,7 +662,7 @@ def test_what_is_compressed_is_not_unpacked(tmp_path: pathlib.Path) -> None:
     ):
         for entry in plain.namelist():
             packed.writestr(entry, plain.read(entry))
-    with pytest.raises(holdfast.InvalidArgument, match="compressed"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="compressed"):
         _weights.read(tmp_path / "w.pt")
 
 
@@ -699,7 +703,7 @@ def test_what_is_compressed_is_not_unpacked(tmp_path: pathlib.Path) -> None:
 def test_damaged_safetensors(tmp_path: pathlib.Path, content: bytes) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(content)
-    with pytest.raises(holdfast.InvalidArgument, match=r"w\.safetensors"):
+    with pytest.raises(holdfast.InvalidArgumentError, match=r"w\.safetensors"):
         _weights.read(path)
 
 
@@ -727,7 +731,7 @@ def at(first: int, end: int) -> str:
 def test_names_that_a_header_says_twice(tmp_path: pathlib.Path, header: str, twice: str) -> None:
     file_of(tmp_path / "w.safetensors", header, bytes(8))
     with pytest.raises(
-        holdfast.InvalidArgument, match=rf"w\.safetensors'.*: it says '{twice}' twice"
+        holdfast.InvalidArgumentError, match=rf"w\.safetensors'.*: it says '{twice}' twice"
     ):
         _weights.read(tmp_path)
 
@@ -738,7 +742,7 @@ def test_names_that_an_index_says_twice(tmp_path: pathlib.Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(
         '{"weight_map":{"w":"one.safetensors","w":"two.safetensors"}}'
     )
-    with pytest.raises(holdfast.InvalidArgument, match=r"index\.json'.*: it says 'w' twice"):
+    with pytest.raises(holdfast.InvalidArgumentError, match=r"index\.json'.*: it says 'w' twice"):
         _weights.read(tmp_path)
 
 
@@ -748,7 +752,9 @@ def test_tensors_that_lie_over_each_other(
 ) -> None:
     header = ",".join(f'"{number}":{at(*place)}' for number, place in enumerate(places))
     file_of(tmp_path / "w.safetensors", f"{{{header}}}", bytes(8))
-    with pytest.raises(holdfast.InvalidArgument, match="several of its tensors lie in the same"):
+    with pytest.raises(
+        holdfast.InvalidArgumentError, match="several of its tensors lie in the same"
+    ):
         _weights.read(tmp_path)
 
 
@@ -785,44 +791,44 @@ def test_hostile_indices(tmp_path: pathlib.Path, weight_map: Any, says: str) -> 
 def test_what_is_no_file_is_not_opened(tmp_path: pathlib.Path, name: str) -> None:
     safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / "v.safetensors")
     os.mkfifo(tmp_path / name)  # nobody will ever write to it
-    with pytest.raises(holdfast.InvalidArgument, match=f"{name}': not a file"):
+    with pytest.raises(holdfast.InvalidArgumentError, match=f"{name}': not a file"):
         _weights.read(tmp_path)
 
 
 def test_an_index_that_is_too_long(tmp_path: pathlib.Path) -> None:
     with open(tmp_path / "model.safetensors.index.json", "wb") as index:
         index.truncate(1 << 40)
-    with pytest.raises(holdfast.InvalidArgument, match="an index of more than"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="an index of more than"):
         _weights.read(tmp_path)
 
 
 def test_a_set_of_many_files_that_says_it_has_more(tmp_path: pathlib.Path) -> None:
     for number in range(1, 3000):
         (tmp_path / f"w-{number:05}-of-99999.safetensors").touch()
-    with pytest.raises(holdfast.NotFound, match="w-03000-of-99999.safetensors' is missing"):
+    with pytest.raises(holdfast.NotFoundError, match="w-03000-of-99999.safetensors' is missing"):
         _weights.read(tmp_path)
 
 
 def test_names_that_cannot_be_told_apart(tmp_path: pathlib.Path) -> None:
     torch.save({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, tmp_path / "w.pt")
-    with pytest.raises(holdfast.InvalidArgument, match=r"two tensors are called 'a\.b'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match=r"two tensors are called 'a\.b'"):
         _weights.read(tmp_path / "w.pt")
     for name in ("one", "two"):
         safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
-    with pytest.raises(holdfast.InvalidArgument, match="two tensors are called 'w'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="two tensors are called 'w'"):
         _weights.read(tmp_path)
 
 
 def test_what_holds_no_weights_is_said(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(holdfast.NotFound, match="no weights in it"):
+    with pytest.raises(holdfast.NotFoundError, match="no weights in it"):
         _weights.read(tmp_path)
-    with pytest.raises(holdfast.NotFound, match="no file and no directory"):
+    with pytest.raises(holdfast.NotFoundError, match="no file and no directory"):
         _weights.read(tmp_path / "none")
     torch.save([torch.ones(1)], tmp_path / "list.pt")
-    with pytest.raises(holdfast.InvalidArgument, match="a dictionary of tensors is wanted"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="a dictionary of tensors is wanted"):
         _weights.read(tmp_path / "list.pt")
     torch.save({"w": torch.ones(1)}, tmp_path / "w.pt")
-    with pytest.raises(holdfast.InvalidArgument, match=r"called 'model\.…'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match=r"called 'model\.…'"):
         importing.import_weights("job", tmp_path / "w.pt", step=1, only="model")
 
 
@@ -834,7 +840,7 @@ LOOKS_ON_S = 30  # that nobody waits who looks on, with room for a machine that 
 @contextlib.contextmanager
 def who_looks_on(says: str) -> Iterator[None]:
     began = time.monotonic()
-    with pytest.raises(holdfast.Unavailable, match=says):
+    with pytest.raises(holdfast.UnavailableError, match=says):
         yield
     assert time.monotonic() - began < LOOKS_ON_S
 
@@ -887,7 +893,7 @@ def test_what_cannot_be_saved_makes_no_job(
 ) -> None:
     asked = {"step": 0} | changed
     torch.save({"w": asked.pop("tensor", torch.ones(2))}, tmp_path / "w.pt")
-    with pytest.raises(holdfast.InvalidArgument, match=says):
+    with pytest.raises(holdfast.InvalidArgumentError, match=says):
         importing.import_weights("job", tmp_path / "w.pt", **asked)
     assert json.loads(daemon.ctl("status", "--json"))["jobs"] == []
 

@@ -14,7 +14,7 @@ import numpy
 import pytest
 import torch
 
-from holdfast import Corrupt, Refused
+from holdfast import CorruptError, RefusedError
 from holdfast._json import decode, encode
 from holdfast._objects import PICKLE, from_object, to_object
 
@@ -168,14 +168,14 @@ Point = collections.namedtuple("Point", "x y")
     ],
 )
 def test_what_would_not_come_back_is_refused_with_its_place(value: Any, place: str) -> None:
-    with pytest.raises(Refused, match=place + ".*allow_pickle|" + place):
+    with pytest.raises(RefusedError, match=place + ".*allow_pickle|" + place):
         encode(value, "extra")
 
 
 def test_what_contains_itself_or_is_too_deep_is_refused() -> None:
     circle: list[Any] = []
     circle.append(circle)
-    with pytest.raises(Refused, match="contains itself"):
+    with pytest.raises(RefusedError, match="contains itself"):
         encode(circle, "x")
     deep: Any = {0: 1}
     for _ in range(140):
@@ -207,31 +207,31 @@ def test_what_contains_itself_or_is_too_deep_is_refused() -> None:
     ],
 )
 def test_damaged_values_are_corrupt(data: bytes) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         decode(data)
 
 
 def test_a_tag_of_a_later_version_is_refused() -> None:
-    with pytest.raises(Refused, match="newer"):
+    with pytest.raises(RefusedError, match="newer"):
         decode(b'[{"$later":1}]')
 
 
 def test_pickles_need_leave_on_both_sides() -> None:
     value = {"a": Color.RED}
-    with pytest.raises(Refused, match="allow_pickle"):
+    with pytest.raises(RefusedError, match="allow_pickle"):
         to_object("extra", value, allow_pickle=False)
     name, data, codec = to_object("extra", value, allow_pickle=True)
     assert (name, codec) == ("extra", PICKLE)
-    with pytest.raises(Refused, match="extra.*allow_pickle"):
+    with pytest.raises(RefusedError, match="extra.*allow_pickle"):
         from_object(name, data, codec, allow_pickle=False)
     assert from_object(name, data, codec, allow_pickle=True) == value
     # What is JSON stays JSON even then.
     assert to_object("n", 1, allow_pickle=True) == ("n", b"1", None)
-    with pytest.raises(Refused, match="cannot be pickled"):
+    with pytest.raises(RefusedError, match="cannot be pickled"):
         to_object("f", lambda: 0, allow_pickle=True)
-    with pytest.raises(Refused, match="codec 'other.1'"):
+    with pytest.raises(RefusedError, match="codec 'other.1'"):
         from_object("x", b"", "other.1", allow_pickle=True)
-    with pytest.raises(Corrupt, match="n: "):
+    with pytest.raises(CorruptError, match="n: "):
         from_object("n", b"{", None, allow_pickle=False)
 
 

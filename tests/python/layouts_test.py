@@ -329,22 +329,22 @@ def test_mistakes_are_named() -> None:
         (layouts.Split(2, 0, 2), "dimension 2"),
         (layouts.Split(0, 0, 2, blocks=2), "2 equal blocks"),
     ):
-        with pytest.raises(holdfast.InvalidArgument, match=f"weight.*{said}"):
+        with pytest.raises(holdfast.InvalidArgumentError, match=f"weight.*{said}"):
             layouts.parts(linear, lambda name, _, split=split: split if name == "weight" else None)
-    with pytest.raises(holdfast.InvalidArgument, match="two tensors"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="two tensors"):
         layouts.parts(linear, lambda name, _: None, name=lambda name: "same")
-    with pytest.raises(holdfast.InvalidArgument, match="4 elements"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="4 elements"):
         layouts.flat_shards({"a": (8,)}, torch.zeros(3), 0, 2)
     for shape, offset in (((5, 3), (1, 0)), ((5,), (0, 0)), ((5, 3), (-1, 0)), ((5, 3), ("a", 0))):
-        with pytest.raises(holdfast.InvalidArgument):
+        with pytest.raises(holdfast.InvalidArgumentError):
             holdfast.Part(torch.zeros(5, 3), shape, offset)
 
 
 def test_mistakes_are_refused() -> None:
-    with pytest.raises(holdfast.InvalidArgument, match="column is a list of patterns"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="column is a list of patterns"):
         layouts.tensor_parallel(0, 2, column="*.qkv.weight")
-    with pytest.raises(holdfast.InvalidArgument, match="no rank 7 of 2"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="no rank 7 of 2"):
         layouts.tensor_parallel(7, 2)
     for rank, ranks in ((7, 2), (-1, 2), (0, 0)):
-        with pytest.raises(holdfast.InvalidArgument, match=f"no rank {rank} of {ranks}"):
+        with pytest.raises(holdfast.InvalidArgumentError, match=f"no rank {rank} of {ranks}"):
             layouts.flat_shards({"w": (2,)}, torch.zeros(2), rank, ranks)

@@ -11,7 +11,7 @@ from dcp_layout_test import Info
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
-from holdfast import Corrupt
+from holdfast import CorruptError
 from holdfast._state import TREE, Flattener
 from holdfast.dcp._layout import Stored, stored
 from holdfast.dcp._optimizers import Names
@@ -199,5 +199,5 @@ def test_parameters_that_have_other_numbers_on_other_ranks() -> None:
 )  # fmt: skip
 def test_damaged_optimizers_are_corrupt(optimizer: str) -> None:
     tree = f'{{"dict":[["optim",{{"optimizer":{optimizer}}}]]}}'.encode()
-    with pytest.raises(Corrupt, match="rank 0: optim: the optimizer is none"):
+    with pytest.raises(CorruptError, match="rank 0: optim: the optimizer is none"):
         stored([([], [(TREE, tree, None)])])

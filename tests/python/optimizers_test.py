@@ -154,7 +154,7 @@ def test_an_optimizer_that_no_state_shows_is_fenced_by_name(ckpt: holdfast.Check
         return overlapped
 
     until_overlapped(attempt)
-    with pytest.raises(holdfast.InvalidArgument, match="fence: a Holder takes no hook"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="fence: a Holder takes no hook"):
         ckpt.fence(Holder(inside))
     ckpt.close()
     assert len(inside._optimizer_step_pre_hooks) == 0
@@ -367,7 +367,7 @@ def test_making_the_state_changes_nothing_else(daemon: Daemon) -> None:
             optim.register_step_pre_hook(lambda *of: steps.append(of))
             torch.manual_seed(3)
             random = torch.random.get_rng_state()
-            with pytest.raises(holdfast.InvalidArgument, match="'more' was not saved"):
+            with pytest.raises(holdfast.InvalidArgumentError, match="'more' was not saved"):
                 ckpt.restore({"optim": optim, "more": 1})
             assert not optim.state and list(optim.param_groups[0]) == ["params", "lr"]
             assert ckpt.restore({"optim": optim}) == 1
@@ -394,7 +394,7 @@ def test_an_optimizer_that_makes_no_step_is_named(daemon: Daemon) -> None:
         optim.step(lambda: None)
         with holdfast.Checkpointer("job") as ckpt:
             ckpt.save(1, {"model": model, "optim": optim}, wait="committed")
-            with pytest.raises(holdfast.InvalidArgument) as caught:
+            with pytest.raises(holdfast.InvalidArgumentError) as caught:
                 ckpt.restore({"model": model, "optim": Refusing(model.parameters())})
         return str(caught.value)
 
@@ -430,7 +430,7 @@ def test_no_rank_is_given_whole_moments_of_a_dtensor(daemon: Daemon) -> None:
     def restore(rank: int) -> str:
         model, optim = made(fsdp2, seed=0)
         with holdfast.Checkpointer("job") as ckpt:
-            with pytest.raises(holdfast.InvalidArgument) as caught:
+            with pytest.raises(holdfast.InvalidArgumentError) as caught:
                 ckpt.restore({"model": model, "optim": Mute(optim)})
         return str(caught.value)
 
@@ -452,7 +452,7 @@ def test_what_load_state_dict_raises_has_its_path(ckpt: holdfast.Checkpointer) -
 
     ckpt.save(1, {"of": {"optim": Speaking(model.parameters())}}, wait="sealed")
     with pytest.raises(
-        holdfast.InvalidArgument,
+        holdfast.InvalidArgumentError,
         match=r"of\.optim: load_state_dict of this .*Picky raised KeyError: 1",
     ) as caught:
         ckpt.restore({"of": {"optim": Picky(model.parameters())}})
@@ -513,7 +513,7 @@ def test_fsdp1_is_refused_before_anything_is_saved(daemon: Daemon, use_orig_para
             for number, state in enumerate(states):
                 with holdfast.Checkpointer(f"job-{kind}-{number}".lower()) as ckpt:
                     for refuses in (ckpt.restore, lambda state, to=ckpt: to.save(1, state)):
-                        with pytest.raises(holdfast.InvalidArgument) as caught:
+                        with pytest.raises(holdfast.InvalidArgumentError) as caught:
                             refuses(state)
                         found.append(str(caught.value))
         return found

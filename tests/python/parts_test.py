@@ -91,9 +91,9 @@ def test_padding_depends_on_the_number_of_ranks_and_what_is_saved_does_not(
 
 def test_wrong_padding_is_named() -> None:
     for valid in (-1, 5, "x"):
-        with pytest.raises(holdfast.InvalidArgument, match="Part: .*valid"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="Part: .*valid"):
             holdfast.Part(torch.zeros(4, 2), (8, 2), (0, 0), valid=valid)  # type: ignore[arg-type]
-    with pytest.raises(holdfast.InvalidArgument, match="not within a tensor"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="not within a tensor"):
         holdfast.Part(torch.zeros(4, 2), (8, 2), (6, 0), valid=3)
 
 
@@ -188,9 +188,9 @@ def test_interleaved_pipelines_have_one_naming(daemon: Daemon) -> None:
 
 
 def test_modules_that_call_two_things_alike_cannot_be_merged() -> None:
-    with pytest.raises(holdfast.InvalidArgument, match=r"both have '0.weight'.*layouts.parts"):
+    with pytest.raises(holdfast.InvalidArgumentError, match=r"both have '0.weight'.*layouts.parts"):
         holdfast.merged([nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))])
-    with pytest.raises(holdfast.InvalidArgument, match="part 1 is a int"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="part 1 is a int"):
         holdfast.merged([nn.Linear(2, 2), 3])
 
 
@@ -274,7 +274,9 @@ def test_a_dtensor_that_is_not_one_box_is_refused(daemon: Daemon) -> None:
         strided = _StridedShard(0, split_factor=2)
         with holdfast.Checkpointer("job") as ckpt:
             # Rank 0 has rows 0, 1, 4 and 5.
-            with pytest.raises(holdfast.InvalidArgument, match=r"^w: .*not one box.*redistribute"):
+            with pytest.raises(
+                holdfast.InvalidArgumentError, match=r"^w: .*not one box.*redistribute"
+            ):
                 ckpt.save(1, {"w": value(strided, Replicate())})
             ckpt.save(1, {"w": value(strided, Shard(0))}, wait="committed")
 

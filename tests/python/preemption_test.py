@@ -318,16 +318,16 @@ def test_drain_ends_before_the_process_is_killed(daemon: Daemon, handlers) -> No
     ],
 )
 def test_a_grace_that_is_none(daemon: Daemon, grace: Any, words: str) -> None:
-    with pytest.raises(holdfast.InvalidArgument, match=words):
+    with pytest.raises(holdfast.InvalidArgumentError, match=words):
         holdfast.Checkpointer("wrong", grace=grace)
 
 
 def test_the_grace_of_the_environment(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_GRACE", "soon")
-    with pytest.raises(holdfast.InvalidArgument, match="HOLDFAST_GRACE='soon'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="HOLDFAST_GRACE='soon'"):
         holdfast.Checkpointer("wrong")
     monkeypatch.setenv("HOLDFAST_GRACE", "-5")
-    with pytest.raises(holdfast.InvalidArgument, match="HOLDFAST_GRACE='-5'"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="HOLDFAST_GRACE='-5'"):
         holdfast.Checkpointer("wrong")
     monkeypatch.setenv("HOLDFAST_GRACE", "99.5")
     with holdfast.Checkpointer("env") as ckpt:
@@ -339,7 +339,7 @@ def test_the_grace_of_the_environment(daemon: Daemon, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGINT], [0], ["TERM"], 15])
 def test_signals_that_are_none(daemon: Daemon, signals: Any) -> None:
-    with pytest.raises(holdfast.InvalidArgument, match="stop_signals"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="stop_signals"):
         holdfast.Checkpointer("wrong", stop_signals=signals)
 
 

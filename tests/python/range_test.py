@@ -120,7 +120,7 @@ def test_ranges_with_a_gap_are_no_tensor(daemon: Daemon) -> None:
     with pytest.raises(CheckpointException, match="'a' .*: the ranks saved 4 of its 6 elements"):
         dcp.load({"a": torch.zeros(3, 2)}, storage_reader=Reader("job", adopt=False))
     with holdfast.open("job") as saved:
-        with pytest.raises(holdfast.NotFound, match="4 of its elements"):
+        with pytest.raises(holdfast.NotFoundError, match="4 of its elements"):
             saved.tensor("a")
 
 
@@ -177,7 +177,9 @@ def test_the_state_of_an_optimizer_over_ranges_is_ranges(daemon: Daemon) -> None
                 assert {n: bits(v) for n, v in {"mine": mine, **got}.items()} == saved
                 assert all(got[name].data_ptr() == before[name] for name in before)
             state["master"] = holdfast.Range(mine, (12,), state["master"].start)
-            with pytest.raises(holdfast.InvalidArgument, match=r"master: .* wanted is .* \[12\]"):
+            with pytest.raises(
+                holdfast.InvalidArgumentError, match=r"master: .* wanted is .* \[12\]"
+            ):
                 ckpt.restore(state)
             mine, optim, state = zero(rank, 0)
             ckpt.restore({"optim": optim})  # a part of the state
@@ -218,7 +220,7 @@ def test_tied_ranges_are_saved_once(daemon: Daemon) -> None:
         assert len(holdfast.open("job")._views[0].tensors) == 1
         # Two parts of what is one: each gets its own elements, if they are others, and there are such.
         with pytest.raises(
-            holdfast.InvalidArgument, match="b: was saved as elements 4 to 8 of F32"
+            holdfast.InvalidArgumentError, match="b: was saved as elements 4 to 8 of F32"
         ):
             ckpt.restore({"a": part, "b": holdfast.Range(other, (8,), 3)})
         low, high = torch.zeros(1), torch.zeros(2)
@@ -246,7 +248,7 @@ def test_memory_that_a_range_shares(daemon: Daemon) -> None:
         saved = holdfast.open("job", step=3)._views[0].tensors
         assert {info.name: info.flat for info in saved} == {"one": (0, 6), "other": (6, 6)}
         twice = holdfast.Range(flat[:4], (8,), 4)
-        with pytest.raises(holdfast.InvalidArgument, match="a and b: lie in the same memory"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="a and b: lie in the same memory"):
             ckpt.restore({"a": twice, "b": twice}, step=2)
 
 
@@ -268,7 +270,7 @@ def test_memory_that_a_range_shares(daemon: Daemon) -> None:
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 def test_what_is_no_range_is_refused(tensor: Any, shape: Any, start: Any, said: str) -> None:
-    with pytest.raises(holdfast.InvalidArgument, match=said):
+    with pytest.raises(holdfast.InvalidArgumentError, match=said):
         holdfast.Range(tensor, shape, start)
 
 
@@ -278,10 +280,10 @@ def test_a_range_that_has_been_resized_is_named(daemon: Daemon) -> None:
     values.resize_(5)
     with holdfast.Checkpointer("job") as ckpt:
         with pytest.raises(
-            holdfast.InvalidArgument, match=r"opt\.master: elements 0 to 5 are not within"
+            holdfast.InvalidArgumentError, match=r"opt\.master: elements 0 to 5 are not within"
         ):
             ckpt.save(1, {"opt": {"master": part}})
-        with pytest.raises(holdfast.InvalidArgument, match=r"opt\.master: .*meta device"):
+        with pytest.raises(holdfast.InvalidArgumentError, match=r"opt\.master: .*meta device"):
             ckpt.save(
                 1, {"opt": {"master": holdfast.Range(torch.zeros(4, device="meta"), (4,), 0)}}
             )
@@ -289,7 +291,7 @@ def test_a_range_that_has_been_resized_is_named(daemon: Daemon) -> None:
         ckpt.save(1, {"opt": {"master": part}})
         values.resize_(5)
         with pytest.raises(
-            holdfast.InvalidArgument, match=r"opt\.master: elements 0 to 5 are not within"
+            holdfast.InvalidArgumentError, match=r"opt\.master: elements 0 to 5 are not within"
         ):
             ckpt.restore({"opt": {"master": part}})
 
@@ -305,7 +307,7 @@ def test_what_differs_from_the_saved_range_is_named(daemon: Daemon) -> None:
         ckpt.save(1, saved)
 
         def refused(key: str, wanted: Any, said: str) -> None:
-            with pytest.raises(holdfast.InvalidArgument, match=said):
+            with pytest.raises(holdfast.InvalidArgumentError, match=said):
                 ckpt.restore({key: wanted})
 
         was = r"part: was saved as elements 2 to 6 of F32 \[9\], wanted is "

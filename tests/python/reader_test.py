@@ -56,9 +56,11 @@ def test_names_types_and_tensors(daemon: Daemon) -> None:
         for name, value in state["model"].state_dict().items():
             assert torch.equal(saved.tensor(f"model.{name}"), value)
             np.testing.assert_array_equal(saved.numpy(f"model.{name}"), value.numpy())
-        with pytest.raises(holdfast.NotFound, match="no tensor 'weight' in step 7; perhaps 'model"):
+        with pytest.raises(
+            holdfast.NotFoundError, match="no tensor 'weight' in step 7; perhaps 'model"
+        ):
             saved.tensor("weight")
-    with pytest.raises(holdfast.InvalidArgument, match="closed"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="closed"):
         saved.tensor("model.0.weight")
 
 
@@ -78,9 +80,9 @@ def test_values(daemon: Daemon) -> None:
         assert torch.equal(optim["state"]["model.0.weight"]["exp_avg"], moment)
         assert optim["param_groups"][0]["lr"] == 1e-3
         assert set(saved.value()) == {"model", "optim", "extra"}
-        with pytest.raises(holdfast.NotFound, match="'extra.lr' was not saved; under 'extra'"):
+        with pytest.raises(holdfast.NotFoundError, match="'extra.lr' was not saved; under 'extra'"):
             saved.value("extra.lr")
-        with pytest.raises(holdfast.NotFound, match="1 ranks saved"):
+        with pytest.raises(holdfast.NotFoundError, match="1 ranks saved"):
             saved.value("extra", rank=1)
 
 
@@ -136,14 +138,14 @@ def test_a_flipped_bit_is_found(tiers: Daemon) -> None:
     start_and_look(tiers)
     with holdfast.open("job") as saved:
         assert saved.tiers == ["nvme"]
-        with pytest.raises(holdfast.Corrupt, match="marked"):
+        with pytest.raises(holdfast.CorruptError, match="marked"):
             saved.verify()
         # The good copy is further away.
         assert bytes(saved.tensor("marked").numpy()) == b"weights!"
         assert saved.tiers == ["remote"]
     flip(remote, b"weights!")
     with holdfast.open("job") as saved:
-        with pytest.raises(holdfast.Corrupt, match="marked"):
+        with pytest.raises(holdfast.CorruptError, match="marked"):
             saved.tensor("marked")
         assert saved.tensor("model.0.weight").shape == (8, 4)
     # What is no tensor is looked at first: the copy is not used at all.
@@ -185,7 +187,7 @@ def test_parts_of_several_ranks_are_put_together(daemon: Daemon) -> None:
         assert torch.equal(saved.tensor("flat"), flat.reshape(10, 10))
         np.testing.assert_array_equal(saved.numpy("rows"), whole.numpy())
         assert saved.tensor("same").tolist() == [1, 1, 1]
-        with pytest.raises(holdfast.NotFound, match="hole: .* 6 of its elements"):
+        with pytest.raises(holdfast.NotFoundError, match="hole: .* 6 of its elements"):
             saved.tensor("hole")
 
 
@@ -205,9 +207,9 @@ def test_what_ranks_have_of_their_own(daemon: Daemon) -> None:
             assert value["np"].tolist() == [rank] * 2
             assert saved.tensor("extra.rng", rank=rank).tolist() == [rank] * 3
             assert saved.value("extra.odd", rank=rank).dtype == (torch.float32, torch.float64)[rank]
-        with pytest.raises(holdfast.InvalidArgument, match="ranks disagree: rank 0 saved F32"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="ranks disagree: rank 0 saved F32"):
             saved.tensor("extra.odd")
-        with pytest.raises(holdfast.NotFound, match="rank 1 saved no tensor 'extra.only'"):
+        with pytest.raises(holdfast.NotFoundError, match="rank 1 saved no tensor 'extra.only'"):
             saved.tensor("extra.only", rank=1)
 
 
@@ -225,14 +227,14 @@ with holdfast.Checkpointer("own", rank=rank, world_size=2) as ckpt:
 
 def test_an_attempt_without_a_step_is_refused(daemon: Daemon) -> None:
     save_memory()
-    with pytest.raises(holdfast.InvalidArgument, match="of which step"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="of which step"):
         holdfast.open("job", attempt=1)
 
 
 def save_memory() -> None:
     with holdfast.Checkpointer("job") as ckpt:
         ckpt.save(1, {"w": torch.ones(2)}, wait="committed", timeout=60)
-        with pytest.raises(holdfast.InvalidArgument, match="of which step"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="of which step"):
             ckpt.restore({"w": torch.ones(2)}, attempt=1)
 
 
@@ -244,7 +246,7 @@ def test_a_step_by_name_and_the_list_of_steps(tiers: Daemon) -> None:
     assert [(c.step, c.attempt, c.on_line) for c in found][0] == (3, 1, True)
     assert [c.step for c in found] == sorted((c.step for c in found), reverse=True)
     assert "remote" in found[0].tiers and found[0].world_size == 1
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(holdfast.NotFoundError):
         holdfast.open("job", step=99)
     with pytest.raises(holdfast.HoldfastError):
         holdfast.open("nobody")
@@ -254,5 +256,5 @@ def test_without_a_daemon_it_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     monkeypatch.setenv("HOLDFAST_SOCKET", str(tmp_path / "none.sock"))
-    with pytest.raises(holdfast.Unavailable):
+    with pytest.raises(holdfast.UnavailableError):
         holdfast.open("job", timeout=1)

@@ -117,7 +117,7 @@ def restored(ranks: int, state: Callable[[int], dict[str, Any]], **options: Any)
         with holdfast.Checkpointer("job") as ckpt:
             try:
                 assert ckpt.restore(mine, **options) == 1
-            except holdfast.InvalidArgument as error:
+            except holdfast.InvalidArgumentError as error:
                 return str(error)
         return mine
 
@@ -174,7 +174,7 @@ def test_a_merge_of_what_is_not_there_is_a_mistake(daemon: Daemon) -> None:
     for said in restored(1, lambda rank: {"w": torch.zeros(4)}, merge={"m": min}):
         assert "merge" in said and "'m'" in said
     with (
-        pytest.raises(holdfast.InvalidArgument, match="merge"),
+        pytest.raises(holdfast.InvalidArgumentError, match="merge"),
         holdfast.Checkpointer("job") as ckpt,
     ):
         ckpt.restore({"w": torch.zeros(4)}, merge={"w": 3})
@@ -605,7 +605,7 @@ def test_tied_weights_that_stages_saved_with_different_values_are_refused(daemon
         with holdfast.Checkpointer("job") as ckpt:
             try:
                 ckpt.restore({"model": Ends("embedding", "head", tied=True)})
-            except holdfast.InvalidArgument as error:
+            except holdfast.InvalidArgumentError as error:
                 return str(error)
         return ""
 
@@ -668,7 +668,7 @@ def test_settings_of_an_optimizer_that_differ_are_merged_by_their_paths(daemon: 
             with holdfast.Checkpointer("job") as ckpt:
                 try:
                     ckpt.restore(wanted, merge=merge)
-                except holdfast.InvalidArgument as error:
+                except holdfast.InvalidArgumentError as error:
                     return str(error)
             return [group["lr"] for group in wanted["optim"].param_groups]
 
@@ -694,7 +694,9 @@ def test_a_setting_that_a_new_optimizer_has_not_is_merged_too(daemon: Daemon) ->
     def load(rank: int) -> Any:
         wanted = optimizer(0.0)
         with holdfast.Checkpointer("job") as ckpt:
-            with pytest.raises(holdfast.InvalidArgument, match=r"optim\.groups\.0\.initial_lr"):
+            with pytest.raises(
+                holdfast.InvalidArgumentError, match=r"optim\.groups\.0\.initial_lr"
+            ):
                 ckpt.restore(wanted)
             ckpt.restore(wanted, merge={"optim.groups.0.initial_lr": min})
         return wanted["optim"].param_groups[0]["initial_lr"]
@@ -728,7 +730,7 @@ def test_a_rename_that_fails_is_no_damaged_checkpoint(daemon: Daemon, ranks: int
             with holdfast.Checkpointer("job") as ckpt:
                 try:
                     ckpt.restore({"model": nn.Linear(2, 2)}, rename=rename)
-                except holdfast.InvalidArgument as error:
+                except holdfast.InvalidArgumentError as error:
                     return str(error)
             return "no error"
 

@@ -64,10 +64,10 @@ def test_what_was_saved_as_two_is_not_mixed(ckpt: holdfast.Checkpointer) -> None
     ckpt.save(0, {"a": torch.ones(4), "b": torch.full((4,), 2.0)})
     one = torch.zeros(6)
     for target in ({"a": one[:4], "b": one[:4]}, {"a": one[:4], "b": one[2:]}):
-        with pytest.raises(holdfast.InvalidArgument, match="saved with different values"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="saved with different values"):
             ckpt.restore(target)
     error = ckpt.save(1, {"one": one}).error
-    assert isinstance(error, holdfast.Refused) and "restore 'a' again first" in str(error)
+    assert isinstance(error, holdfast.RefusedError) and "restore 'a' again first" in str(error)
 
 
 def test_after_a_pass_without_a_step_fsdp2_has_the_names_of_before(
@@ -148,7 +148,7 @@ def test_lists_of_tensors_beside_a_dtensor_are_not_guessed(
     ckpt.save(0, {"model": model, "optim": optim})
     target = torch.nn.Linear(8, 2)
     fully_shard(target)
-    with pytest.raises(holdfast.InvalidArgument, match="Make one step of the training"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="Make one step of the training"):
         ckpt.restore({"model": target, "optim": lbfgs(target, 0)})
     other = lbfgs(target, 3)
     ckpt.restore({"model": target, "optim": other})
@@ -186,10 +186,10 @@ def test_only_what_was_half_restored_is_to_be_restored_again(ckpt: holdfast.Chec
         ckpt.restore({"w": torch.zeros(3), "thing": FailsToLoad()})
     ckpt.restore({"n": {}})
     error = ckpt.save(1, state).error
-    assert isinstance(error, holdfast.Refused) and "restore 'w' again first" in str(error)
+    assert isinstance(error, holdfast.RefusedError) and "restore 'w' again first" in str(error)
     ckpt.restore({"w": torch.zeros(3)})
     error = ckpt.save(2, state).error
-    assert isinstance(error, holdfast.Refused) and "restore 'thing' again first" in str(error)
+    assert isinstance(error, holdfast.RefusedError) and "restore 'thing' again first" in str(error)
 
 
 @pytest.mark.parametrize("then", [True, False], ids=["saved with its module", "without"])
@@ -204,7 +204,7 @@ def test_an_optimizer_alone(ckpt: holdfast.Checkpointer, then: bool) -> None:
     ckpt.restore({"optim": other})
     assert bits(other.state_dict()) == bits(optim.state_dict())
     fewer = torch.optim.AdamW(list(model_of(2).parameters())[1:])
-    with pytest.raises(holdfast.InvalidArgument, match="group 0: not saved"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="group 0: not saved"):
         ckpt.restore({"optim": fewer})
 
 
@@ -235,7 +235,7 @@ def test_arrays_that_safetensors_has_no_dtype_for(daemon: Daemon) -> None:
     with holdfast.Checkpointer("plain") as ckpt:
         ckpt.save(0, state, wait="sealed", timeout=60)
         error = ckpt.save(1, {"objects": np.array([object()], dtype=object)}).error
-        assert isinstance(error, holdfast.Refused) and "objects" in str(error)
+        assert isinstance(error, holdfast.RefusedError) and "objects" in str(error)
 
 
 def test_a_number_that_was_a_tensor_and_back(ckpt: holdfast.Checkpointer) -> None:
@@ -274,14 +274,14 @@ def test_a_neighbour_whose_name_begins_like_a_modules(ckpt: holdfast.Checkpointe
     target = torch.nn.Linear(2, 2)
     ckpt.restore({"model": target})
     assert bits(target.state_dict()) == bits(state["model"].state_dict())
-    with pytest.raises(holdfast.InvalidArgument, match="saved and not wanted: model.bias"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="saved and not wanted: model.bias"):
         ckpt.restore({"model": torch.nn.Linear(2, 2, bias=False)})
 
 
 def test_a_state_that_contains_itself_or_is_too_deep(ckpt: holdfast.Checkpointer) -> None:
     state: dict[str, Any] = {"w": torch.ones(1), "d": collections.OrderedDict(t=torch.ones(1))}
     state["d"]["self"] = state
-    with pytest.raises(holdfast.InvalidArgument, match="contains itself"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="contains itself"):
         ckpt.save(0, state)
     for depth, fits in ((140, True), (160, False), (5000, False)):
         deep: Any = torch.ones(1)
@@ -292,23 +292,27 @@ def test_a_state_that_contains_itself_or_is_too_deep(ckpt: holdfast.Checkpointer
             ckpt.restore(copy.deepcopy(deep))
         else:
             error = ckpt.save(1, deep).error
-            assert isinstance(error, holdfast.InvalidArgument) and "contains itself" in str(error)
+            assert isinstance(error, holdfast.InvalidArgumentError) and "contains itself" in str(
+                error
+            )
 
 
 def test_keys_that_cannot_be(ckpt: holdfast.Checkpointer) -> None:
     class Color(enum.Enum):
         RED = 1
 
-    with pytest.raises(holdfast.InvalidArgument, match="^a: key <Color.RED: 1> of a dictionary"):
+    with pytest.raises(
+        holdfast.InvalidArgumentError, match="^a: key <Color.RED: 1> of a dictionary"
+    ):
         ckpt.save(0, {"a": {Color.RED: torch.ones(1)}})
-    with pytest.raises(holdfast.InvalidArgument, match="no text that UTF-8 has"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="no text that UTF-8 has"):
         ckpt.save(0, {"a": {"\ud800": torch.ones(1)}})
     for name in ("", "x" * 20_000, "__metadata__"):
-        with pytest.raises(holdfast.InvalidArgument):
+        with pytest.raises(holdfast.InvalidArgumentError):
             ckpt.save(0, {name: torch.ones(1)})
             raise AssertionError(name[:20])
         with holdfast.Checkpointer("other") as other:
-            with pytest.raises(holdfast.InvalidArgument):
+            with pytest.raises(holdfast.InvalidArgumentError):
                 other.save(0, {name: torch.ones(1)})
 
 
@@ -382,7 +386,9 @@ def test_elements_that_are_one_are_refused(ckpt: holdfast.Checkpointer, kind: st
     if kind == "numpy":
         target = np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,))
     what = "an expanded tensor" if kind == "torch" else "a broadcast array"
-    with pytest.raises(holdfast.InvalidArgument, match=f"^w: is {what}: several of its elements"):
+    with pytest.raises(
+        holdfast.InvalidArgumentError, match=f"^w: is {what}: several of its elements"
+    ):
         ckpt.restore({"w": target})
 
 
@@ -430,20 +436,20 @@ def test_memory_in_between_others(ckpt: holdfast.Checkpointer) -> None:
     fresh = torch.zeros(3, 4)
     ckpt.restore({"left": fresh[:, :2], "right": fresh[:, 2:]})
     assert bits(fresh) == bits(base)
-    with pytest.raises(holdfast.InvalidArgument, match="saved with different values"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="saved with different values"):
         ckpt.restore({"left": fresh[:, :2], "right": fresh[:, 2:], "row": fresh[1]})
     big = np.zeros(8)
     ckpt.restore({"left": torch.zeros(3, 2)})
     with holdfast.Checkpointer("arrays") as other:
         other.save(0, {"even": np.arange(4.0), "front": np.ones(4)})
-        with pytest.raises(holdfast.InvalidArgument, match="saved with different values"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="saved with different values"):
             other.restore({"even": big[::2], "front": big[:4]})
 
 
 def test_a_transposed_view_of_another(ckpt: holdfast.Checkpointer) -> None:
     ckpt.save(0, {"a": torch.arange(4.0), "b": torch.arange(4.0, 8.0).view(2, 2)})
     one = torch.zeros(4)
-    with pytest.raises(holdfast.InvalidArgument, match="saved with different values"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="saved with different values"):
         ckpt.restore({"a": one, "b": one.view(2, 2).t()})
 
 
@@ -505,7 +511,7 @@ def test_what_was_tied_goes_to_each_of_its_places(ckpt: holdfast.Checkpointer) -
         assert c.tolist() == y.tolist()
     first, second = torch.zeros(4), torch.zeros(4)
     for target in ({"a": first, "b": second, "c": second}, {"a": second, "c": second}):
-        with pytest.raises(holdfast.InvalidArgument, match="saved with different values"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="saved with different values"):
             ckpt.restore(target)
 
 
@@ -519,7 +525,7 @@ def test_tied_is_not_transposed(ckpt: holdfast.Checkpointer) -> None:
             ckpt.restore({"a": a, "b": a.t()})
             assert bits(a) == bits(x)
         else:
-            with pytest.raises(holdfast.InvalidArgument, match="saved with different values"):
+            with pytest.raises(holdfast.InvalidArgumentError, match="saved with different values"):
                 ckpt.restore({"a": a, "b": a.t()})
             ckpt.restore({"a": a, "b": torch.zeros(2, 2).t()})
             assert bits(a) == bits(x)
@@ -542,7 +548,7 @@ def test_a_weight_that_is_also_under_another_key_is_the_modules(
                 super().__init__()
                 self.bias = torch.nn.Parameter(torch.zeros(2))
 
-        with pytest.raises(holdfast.InvalidArgument, match="saved and not wanted"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="saved and not wanted"):
             ckpt.restore({"model": OnlyBias()})
 
 
@@ -558,7 +564,7 @@ def test_a_save_after_close_is_a_failed_save(daemon: Daemon) -> None:
     ckpt = holdfast.Checkpointer("job")
     ckpt.save(0, {"w": torch.ones(1)}, wait="sealed", timeout=60)
     ckpt.close()
-    assert isinstance(ckpt.save(1, {"w": torch.ones(1)}).error, holdfast.Refused)
+    assert isinstance(ckpt.save(1, {"w": torch.ones(1)}).error, holdfast.RefusedError)
 
 
 def test_a_failed_restore_keeps_nothing_of_the_model(ckpt: holdfast.Checkpointer) -> None:

@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_named(ckpt: holdfast.Checkpointer) -> None:
         (torch.zeros(3, 4), "wanted is a Tensor"),
     ):
         with pytest.raises(
-            holdfast.InvalidArgument, match=f"^value: was saved as a Blocks.*{said}"
+            holdfast.InvalidArgumentError, match=f"^value: was saved as a Blocks.*{said}"
         ):
             ckpt.restore({"value": target})
     with pytest.raises(holdfast.HoldfastError, match=r"^two: was saved as a TwoTensor"):
@@ -211,9 +211,11 @@ def test_a_context_of_records_wants_a_place_to_go_to(ckpt: holdfast.Checkpointer
     ckpt.restore({"extra": {"value": target}})
     assert equal(content(target), content(blocks(3, 4)))
     other = blocks(3, 4, {**context, "rounding": Rounding.DOWN})
-    with pytest.raises(holdfast.InvalidArgument, match=r"^extra.value: .*context .*UP.*DOWN"):
+    with pytest.raises(holdfast.InvalidArgumentError, match=r"^extra.value: .*context .*UP.*DOWN"):
         ckpt.restore({"extra": {"value": other}})
-    with pytest.raises(holdfast.InvalidArgument, match=r"extra.value: .*Rounding.*give the tensor"):
+    with pytest.raises(
+        holdfast.InvalidArgumentError, match=r"extra.value: .*Rounding.*give the tensor"
+    ):
         ckpt.restore({"extra": {}})
 
 
@@ -224,7 +226,9 @@ def test_a_class_that_was_not_imported_is_not(
     kind = type("Elsewhere", (Blocks,), {"__module__": "nowhere.at_all"})
     value.__class__ = kind
     ckpt.save(0, {"extra": {"value": value}}, wait="sealed", timeout=60)
-    with pytest.raises(holdfast.Refused, match="extra.value: .*nowhere.at_all.Elsewhere.*import"):
+    with pytest.raises(
+        holdfast.RefusedError, match="extra.value: .*nowhere.at_all.Elsewhere.*import"
+    ):
         ckpt.restore({"extra": {}})
     with holdfast.open("job") as step:
         assert torch.equal(step.tensor("extra.value.codes"), value.codes)
@@ -302,7 +306,9 @@ def test_an_eight_bit_optimizer_on_other_numbers_of_ranks(daemon: Daemon) -> Non
 def refusal(value: Any) -> str:
     with (
         holdfast.Checkpointer("job") as ckpt,
-        pytest.raises(holdfast.InvalidArgument, match="^value: .*not sharded as it is") as error,
+        pytest.raises(
+            holdfast.InvalidArgumentError, match="^value: .*not sharded as it is"
+        ) as error,
     ):
         ckpt.save(1, {"value": value})
     return str(error.value)

@@ -142,7 +142,7 @@ def test_a_daemon_of_ones_own_can_be_declined(machine: Machine) -> None:  # noqa
     ],
 )
 def test_arguments_are_named(daemon: Daemon, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(holdfast.InvalidArgument) as raised:
+    with pytest.raises(holdfast.InvalidArgumentError) as raised:
         holdfast.Checkpointer(**{"job": "job", **arguments})
     assert said in str(raised.value)
 
@@ -153,7 +153,9 @@ def test_an_environment_of_nonsense_is_named(
 ) -> None:
     monkeypatch.setenv("RANK", "9" * digits)
     monkeypatch.setenv("WORLD_SIZE", "1" + "0" * digits)
-    with pytest.raises(holdfast.InvalidArgument, match="environment: RANK='9+' is not a number"):
+    with pytest.raises(
+        holdfast.InvalidArgumentError, match="environment: RANK='9+' is not a number"
+    ):
         holdfast.Checkpointer("job")
 
 
@@ -171,7 +173,7 @@ def test_times_are_numbers(daemon: Daemon) -> None:
         ]
         for call in calls:
             for time in ("x", -1, float("nan")):
-                with pytest.raises(holdfast.InvalidArgument, match=f"timeout={time!r} is not"):
+                with pytest.raises(holdfast.InvalidArgumentError, match=f"timeout={time!r} is not"):
                     call(time)
 
 
@@ -180,5 +182,5 @@ def test_what_is_of_this_process_stays_in_it(daemon: Daemon) -> None:
         handle = ckpt.save(0, {"w": torch.ones(1)})
         for each in (ckpt, handle):
             for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-                with pytest.raises(holdfast.Refused, match="another process"):
+                with pytest.raises(holdfast.RefusedError, match="another process"):
                     copied(each)

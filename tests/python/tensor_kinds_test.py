@@ -64,7 +64,7 @@ def test_a_subclass_is_not_cast_or_spread(daemon: Daemon, make: Callable[..., An
         ckpt.save(0, {"value": make(1.5, 2)})
         for target in (torch.zeros(3, 4, dtype=torch.int8), torch.zeros(4), torch.zeros(2, 3, 4)):
             with pytest.raises(
-                holdfast.InvalidArgument, match="^value: was saved as an? (TwoTensor|Opaque)"
+                holdfast.InvalidArgumentError, match="^value: was saved as an? (TwoTensor|Opaque)"
             ):
                 ckpt.restore({"value": target})
             assert not target.any()
@@ -72,11 +72,13 @@ def test_a_subclass_is_not_cast_or_spread(daemon: Daemon, make: Callable[..., An
 
 def test_a_subclass_is_not_unpickled_unasked(daemon: Daemon) -> None:
     with holdfast.Checkpointer("job") as ckpt:
-        with pytest.raises(holdfast.Refused, match=r"^value: .*Opaque would have to be pickled"):
+        with pytest.raises(
+            holdfast.RefusedError, match=r"^value: .*Opaque would have to be pickled"
+        ):
             ckpt.save(0, {"value": opaque(1, 2)})
         with torch.serialization.safe_globals([Opaque]):
             ckpt.save(0, {"value": opaque(1, 2)}, wait="sealed", timeout=60)
-        with pytest.raises(holdfast.Refused, match=r"^value: .*without unpickling"):
+        with pytest.raises(holdfast.RefusedError, match=r"^value: .*without unpickling"):
             ckpt.restore({"value": opaque(0, 0)})
 
 
@@ -114,11 +116,11 @@ def test_what_has_no_plain_memory_is_named(
         tensor = make()
     for state in ({"a": {"b": tensor}}, {"a": [tensor, torch.ones(1)]}):
         path = r"a\.b" if isinstance(state["a"], dict) else r"a\.0"
-        with pytest.raises(holdfast.InvalidArgument, match=f"^{path}: .*{words}"):
+        with pytest.raises(holdfast.InvalidArgumentError, match=f"^{path}: .*{words}"):
             ckpt.save(0, state)
     # In the middle of a run it costs that save alone.
     ckpt.save(1, {"w": torch.ones(1)}, wait="sealed", timeout=60)
-    assert isinstance(ckpt.save(2, {"w": tensor}).error, holdfast.InvalidArgument)
+    assert isinstance(ckpt.save(2, {"w": tensor}).error, holdfast.InvalidArgumentError)
     ckpt.save(3, {"w": torch.ones(1)}, wait="sealed", timeout=60)
 
 
@@ -130,6 +132,6 @@ def test_an_optimizer_whose_state_is_sparse_is_named(ckpt: holdfast.Checkpointer
     optim.step()
     optim.state[model.weight]["sum"] = optim.state[model.weight]["sum"].to_sparse()
     with pytest.raises(
-        holdfast.InvalidArgument, match="^optim.state.model.weight.sum: a torch.sparse"
+        holdfast.InvalidArgumentError, match="^optim.state.model.weight.sum: a torch.sparse"
     ):
         ckpt.save(0, {"model": model, "optim": optim})

@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from holdfast import HoldfastError, InvalidArgument
+from holdfast import HoldfastError, InvalidArgumentError
 from holdfast._torch_types import Place, dense, dtype_from_name, dtype_name, tensors_over
 
 # Those that safetensors' own package reads and writes for torch, and F8_E8M0, which it writes only.
@@ -23,7 +23,7 @@ def test_every_type_of_safetensors_has_a_dtype_and_back() -> None:
     [torch.complex128, torch.complex32, torch.float4_e2m1fn_x2, torch.quint8],
 )
 def test_other_dtypes_are_refused_with_the_path(dtype: torch.dtype) -> None:
-    with pytest.raises(InvalidArgument, match="model.w: .*" + str(dtype)):
+    with pytest.raises(InvalidArgumentError, match="model.w: .*" + str(dtype)):
         dtype_name(dtype, "model.w")
 
 

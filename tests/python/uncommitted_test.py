@@ -41,7 +41,7 @@ def test_it_raises_where_failed_saves_do(daemon: Daemon) -> None:
     ckpt = holdfast.Checkpointer("job", rank=0, world_size=2, on_error="raise", uncommitted_max=1)
     ckpt.save(0, STATE, wait="sealed")
     ckpt.save(1, STATE, wait="sealed")
-    with pytest.raises(holdfast.Abandoned, match="step 1"):
+    with pytest.raises(holdfast.AbandonedError, match="step 1"):
         ckpt.save(2, STATE, wait="sealed")
     ckpt.close()
 
@@ -74,5 +74,5 @@ def test_steps_that_commit_late_are_no_failures(daemon: Daemon, caplog) -> None:
 
 def test_a_number_of_steps_that_makes_no_sense(daemon: Daemon) -> None:
     for count in (0, -1, 1.5, True):
-        with pytest.raises(holdfast.InvalidArgument, match="uncommitted_max"):
+        with pytest.raises(holdfast.InvalidArgumentError, match="uncommitted_max"):
             holdfast.Checkpointer("job", uncommitted_max=count)  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ def test_a_stopped_daemon_costs_the_loop_little_and_once(
         model(torch.ones(1, 8)).sum().backward()
         optim.step()
         ckpt.wait_snapshot()
-        assert isinstance(handle.error, holdfast.Unavailable)
+        assert isinstance(handle.error, holdfast.UnavailableError)
     assert time.monotonic() - began < LITTLE_S
     assert ckpt.failed_saves == 30
     ckpt._report()
@@ -97,7 +97,7 @@ def test_a_stopped_daemon_costs_the_loop_little_and_once(
 
 def skip_one(ckpt: holdfast.Checkpointer, step: int) -> None:
     """Leaves a request to the stopped daemon without an answer."""
-    with pytest.raises(holdfast.Unavailable):
+    with pytest.raises(holdfast.UnavailableError):
         ckpt.save(step, STATE).wait("sealed", DEADLINE_S)
 
 
@@ -140,7 +140,7 @@ def test_a_save_with_wait_takes_no_longer_than_its_timeout(
     began = time.monotonic()
     for step in (1, 2):
         handle = ckpt.save(step, STATE, wait="sealed", timeout=2)
-        with pytest.raises(holdfast.Unavailable, match=f"kill -CONT {pid}"):
+        with pytest.raises(holdfast.UnavailableError, match=f"kill -CONT {pid}"):
             handle.wait("sealed", DEADLINE_S)
     assert time.monotonic() - began < LITTLE_S
 
@@ -150,13 +150,13 @@ def test_a_reservation_says_who_does_not_answer(
 ) -> None:
     pid = stop(daemon)
     skip_one(ckpt, 1)
-    with pytest.raises(holdfast.Unavailable, match=f"kill -CONT {pid}"):
+    with pytest.raises(holdfast.UnavailableError, match=f"kill -CONT {pid}"):
         ckpt.reserve(STATE, timeout=0.5)
 
 
 def test_skipped_saves_are_counted_in_a_line_every_ten_seconds() -> None:
     skipped = SkippedSaves()
-    error = holdfast.Unavailable("ckptd hangs")
+    error = holdfast.UnavailableError("ckptd hangs")
     lines = [skipped.line(step, error, 1000.0 + step / 4) for step in range(100)]
     told = {step: line for step, line in enumerate(lines) if line is not None}
     assert list(told) == [0, 40, 80]
@@ -178,8 +178,8 @@ def test_skipped_saves_are_counted_in_a_line_every_ten_seconds() -> None:
 
 def test_another_reason_is_said_in_full() -> None:
     skipped = SkippedSaves()
-    gone, full = holdfast.Unavailable("no daemon"), holdfast.NoRoom("no slot")
-    wrong = holdfast.InvalidArgument("steps must grow")
+    gone, full = holdfast.UnavailableError("no daemon"), holdfast.NoRoomError("no slot")
+    wrong = holdfast.InvalidArgumentError("steps must grow")
     for step, error in enumerate((gone, full, wrong)):
         line = skipped.line(step, error, 1000.0)
         assert line == (logging.ERROR, f"step {step} was not saved: {error}")
@@ -299,7 +299,7 @@ def test_the_error_of_a_call_that_was_not_answered_says_who_hangs(
     daemon: Daemon, ckpt: holdfast.Checkpointer, call: Callable[[], object]
 ) -> None:
     pid = stop(daemon)
-    with pytest.raises(holdfast.DeadlineExceeded, match=f"kill -CONT {pid}"):
+    with pytest.raises(holdfast.DeadlineExceededError, match=f"kill -CONT {pid}"):
         call()
 
 

@@ -8,7 +8,7 @@ import json
 import sys
 
 from holdfast import __version__
-from holdfast._errors import HoldfastError, InvalidArgument
+from holdfast._errors import HoldfastError, InvalidArgumentError
 
 _EXAMPLES = """\
 examples:
@@ -62,7 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             from holdfast import importing
         except ImportError as error:
-            raise InvalidArgument(f"import: it needs torch ({error}): pip install torch") from None
+            raise InvalidArgumentError(
+                f"import: it needs torch ({error}): pip install torch"
+            ) from None
         imported = importing.import_weights(
             asked.job,
             asked.source,

@@ -7,7 +7,7 @@ import importlib
 import sys
 from typing import Any
 
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 
 _NAMES = {
     "b1": "BOOL", "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "f2": "F16",
@@ -45,7 +45,7 @@ def array_dtype(dtype: Any, path: str) -> str:
     """safetensors' name of a NumPy dtype."""
     name = _name(dtype)
     if name is None:
-        raise InvalidArgument(f"{path}: arrays of {dtype} have no place in a safetensors file")
+        raise InvalidArgumentError(f"{path}: arrays of {dtype} have no place in a safetensors file")
     return name
 
 
@@ -58,7 +58,7 @@ def numpy_dtype(name: str, path: str) -> Any:
     if name in _ML_DTYPES:
         with contextlib.suppress(ImportError, AttributeError):
             return numpy.dtype(getattr(importlib.import_module("ml_dtypes"), _ML_DTYPES[name]))
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: NumPy itself has no dtype for {name}: install ml_dtypes, or read it as a tensor of torch"
         )
-    raise InvalidArgument(f"{path}: NumPy has no dtype for {name}: read it with tensor()")
+    raise InvalidArgumentError(f"{path}: NumPy has no dtype for {name}: read it with tensor()")

@@ -18,12 +18,12 @@ from typing import Any, Literal
 from holdfast import _core, _daemon, _held, _jobs, _preemption
 from holdfast._described import Described, Spec, torch_module
 from holdfast._errors import (
-    DeadlineExceeded,
+    DeadlineExceededError,
     HoldfastError,
-    Internal,
-    InvalidArgument,
-    NothingToRestore,
-    Refused,
+    InternalError,
+    InvalidArgumentError,
+    NothingToRestoreError,
+    RefusedError,
 )
 from holdfast._fences import Fences
 from holdfast._first_saves import never_heals
@@ -105,15 +105,15 @@ class Checkpointer:
         stop_signals: Iterable[int] = (signal.SIGTERM,),
     ) -> None:
         if not callable(on_error) and on_error not in ("log", "raise"):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"on_error={on_error!r}: 'log', 'raise', or a function of the step and the error"
             )
         if policy is not None and not isinstance(policy, Policy):
-            raise InvalidArgument(f"Checkpointer: policy={policy!r} is not a holdfast.Policy")
+            raise InvalidArgumentError(f"Checkpointer: policy={policy!r} is not a holdfast.Policy")
         self.job = _jobs.job_name("Checkpointer", job)
         most = _jobs.unsigned("Checkpointer", "uncommitted_max", uncommitted_max)
         if most == 0:
-            raise InvalidArgument("Checkpointer: uncommitted_max=0: it is at least 1")
+            raise InvalidArgumentError("Checkpointer: uncommitted_max=0: it is at least 1")
         self._grace = _preemption.grace_of("Checkpointer", grace)
         self._stop_signals = _preemption.stop_signals("Checkpointer", stop_signals)
         self._watches_signals = False
@@ -125,7 +125,7 @@ class Checkpointer:
             ("socket", socket, (str, os.PathLike)),
         ):
             if value is not None and not isinstance(value, kinds):
-                raise InvalidArgument(f"Checkpointer: {what}={value!r} is not a text")
+                raise InvalidArgumentError(f"Checkpointer: {what}={value!r} is not a text")
         path = _daemon.ensure_daemon(
             None if socket is None else str(os.fspath(socket)), start=start_daemon is not False
         )
@@ -181,7 +181,7 @@ class Checkpointer:
         first save of a process, and as `on_error` says; the handle says so (`error`, `times`), and `failed_saves`.
         """
         if wait is not None and wait not in STAGES:
-            raise InvalidArgument(f"save: there is no stage {wait!r}: {', '.join(STAGES)}")
+            raise InvalidArgumentError(f"save: there is no stage {wait!r}: {', '.join(STAGES)}")
         step = _jobs.unsigned("save", "step", step)
         timeout = None if timeout is None else _jobs.seconds("save", "timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
@@ -234,7 +234,7 @@ class Checkpointer:
         if (
             not self._has_saved
             and handle.done("sealed")
-            and isinstance(handle.error, InvalidArgument)
+            and isinstance(handle.error, InvalidArgumentError)
         ):
             raise handle.error  # nobody was asked: a name that can never be
         self._has_saved = True
@@ -274,7 +274,7 @@ class Checkpointer:
         ).run(state)
         self._described = flat.described
         for key, error in self._half_restored.items():
-            raise Refused(
+            raise RefusedError(
                 f"save step {step}: a restore has failed after it had changed {key!r} in part "
                 f"({error}): restore {key!r} again first, or, if it was made anew since, go on with another Checkpointer"
             )
@@ -422,7 +422,7 @@ class Checkpointer:
             try:
                 self._handle.wait(stage, max(0.0, until - time.monotonic()))
                 reached.append(stage)
-            except (Refused, DeadlineExceeded):
+            except (RefusedError, DeadlineExceededError):
                 continue  # it does not go there, or has not come there in time
             except HoldfastError as error:
                 if self._handle.error is None:  # or it is reported as any other save that failed
@@ -473,7 +473,7 @@ class Checkpointer:
         Whatever is there and cannot be read raises: never start from scratch because of an error.
         """
         if not isinstance(state, dict):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"restore: a state is a dictionary of what is to be filled, not a {type(state).__name__}"
             )
         self.wait_snapshot()
@@ -481,13 +481,13 @@ class Checkpointer:
         attempt = _jobs.unsigned("restore", "attempt", attempt)
         timeout = _jobs.seconds("restore", "timeout", timeout)
         if attempt and step is None:
-            raise InvalidArgument(f"restore: attempt {attempt} of which step? Name it: step=…")
+            raise InvalidArgumentError(f"restore: attempt {attempt} of which step? Name it: step=…")
         for path, each in found_in(state):
             refuse_fsdp1(path, each)
             if is_optimizer(each):
                 self._fences.watch(each)
         if progress is not None and not callable(progress):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"restore: progress is a function of a holdfast.RestoreProgress, not a {type(progress).__name__}"
             )
         merge = _functions(merge)
@@ -534,7 +534,7 @@ class Checkpointer:
                     convert=convert,
                     progress=shown,
                 )
-            except NothingToRestore:
+            except NothingToRestoreError:
                 if step is not None:
                     raise
                 self._shared.has_begun = True
@@ -664,7 +664,7 @@ class Checkpointer:
         self._say(self._skipped.rest())
 
     def __reduce__(self) -> Any:
-        raise Refused(
+        raise RefusedError(
             f"job {self.job!r}: a Checkpointer cannot be copied, or go to another process: its slots are mapped in this one"
         )
 
@@ -694,18 +694,18 @@ def _renaming(rename: Rename | None) -> Callable[[str], str]:
             try:
                 saved = function(name)
             except Exception as error:
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"restore: rename of {name!r}: the function raised {type(error).__name__}: {error}"
                 ) from error
             if not isinstance(saved, str):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"restore: rename of {name!r}: the function returned {saved!r}, which is no name"
                 )
             return saved
 
         return told
     if not isinstance(rename, Mapping):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "restore: rename is a function of a tensor's name, or a dictionary of patterns and replacements"
         )
     try:
@@ -713,7 +713,7 @@ def _renaming(rename: Rename | None) -> Callable[[str], str]:
         for pattern, to in patterns:
             pattern.sub(to, "")
     except (re.error, TypeError) as error:
-        raise InvalidArgument(f"restore: rename: {error}") from error
+        raise InvalidArgumentError(f"restore: rename: {error}") from error
 
     def renamed(name: str) -> str:
         for pattern, to in patterns:
@@ -729,7 +729,7 @@ def _functions(merge: Mapping[str, Merge] | None) -> Mapping[str, Merge]:
     if not isinstance(merge, Mapping) or not all(
         isinstance(path, str) and callable(function) for path, function in merge.items()
     ):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "restore: merge is a dictionary of paths in the state and functions of all old ranks' values"
         )
     return merge
@@ -738,7 +738,7 @@ def _functions(merge: Mapping[str, Merge] | None) -> Mapping[str, Merge]:
 def _failed(step: int, error: Exception) -> Handle:
     if not isinstance(error, HoldfastError):
         cause = error
-        error = Internal(f"save step {step}: the state: {type(cause).__name__}: {cause}")
+        error = InternalError(f"save step {step}: the state: {type(cause).__name__}: {cause}")
         error.__cause__ = cause
     return Handle(step, None, None, error, set())
 

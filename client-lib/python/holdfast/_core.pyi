@@ -75,7 +75,7 @@ class Save:
     """A save under way. When the object goes, the copy has ended, and a save that was held and never sealed is given up."""
 
     def wait(self, stage: str, timeout: float) -> None:
-        """Raises holdfast.DeadlineExceeded when the stage is not reached by then."""
+        """Raises holdfast.DeadlineExceededError when the stage is not reached by then."""
 
     def wait_first(self, timeout: float) -> None:
         """Returns when the tensors of `copy_first` have been copied, or the save has failed."""
@@ -197,11 +197,11 @@ class View:
     objects: list[Object]
 
     def read(self, tensor: int, address: int, nbytes: int | None = None) -> None:
-        """Copies that tensor's bytes to the address (0: nowhere) and verifies them: holdfast.Corrupt. `nbytes`: how many the
-        caller has room for; InvalidArgument unless that is what the tensor has."""
+        """Copies that tensor's bytes to the address (0: nowhere) and verifies them: holdfast.CorruptError. `nbytes`: how many the
+        caller has room for; InvalidArgumentError unless that is what the tensor has."""
 
     def memory(self, tensor: int) -> memoryview:
-        """Its bytes where they lie, read-only and not verified. InvalidArgument of tier "peer": they lie on another node."""
+        """Its bytes where they lie, read-only and not verified. InvalidArgumentError of tier "peer": they lie on another node."""
 
     def verify(self) -> None:
         """Reads everything, and compares it with its digests."""

@@ -34,7 +34,12 @@ import time
 from collections.abc import Iterator
 
 from holdfast import _core
-from holdfast._errors import DeadlineExceeded, InvalidArgument, Refused, Unavailable
+from holdfast._errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    RefusedError,
+    UnavailableError,
+)
 from holdfast._programs import carried
 from holdfast._spill import DiskWatch, MemoryOnly, find_spill
 
@@ -62,7 +67,7 @@ def ensure_daemon(socket: str | None = None, *, start: bool = True, timeout: flo
         path = ensure_daemon("/my/ckptd.sock")  # as it is; nothing is looked at, nothing started
 
     `start=False`, or HOLDFAST_START_DAEMON=0: nothing is started. The path is then where a daemon
-    would be expected. Raises `Unavailable` where the daemon of a configuration does not come up by
+    would be expected. Raises `UnavailableError` where the daemon of a configuration does not come up by
     `timeout`, or the private one cannot start.
     """
     if known := known_socket(socket):
@@ -93,7 +98,7 @@ def private_place() -> str:
         SHARED_MEMORY, f"holdfast-private-{os.geteuid()}"
     )
     if not os.path.isabs(place):
-        raise InvalidArgument(f"HOLDFAST_PRIVATE_DIR: '{place}' is not an absolute path")
+        raise InvalidArgumentError(f"HOLDFAST_PRIVATE_DIR: '{place}' is not an absolute path")
     return place
 
 
@@ -102,7 +107,7 @@ def disk_watch(job: str, socket: str) -> DiskWatch | None:
     home = _config_home()
     try:
         private = socket == os.path.join(private_place(), "ckptd.sock")
-    except InvalidArgument:
+    except InvalidArgumentError:
         private = False
     return DiskWatch(job, os.path.join(home or "", "private.yaml")) if private else None
 
@@ -134,7 +139,7 @@ def _allowed_by_environment() -> bool:
         return True
     if value in ("0", "false", "no", "off"):
         return False
-    raise InvalidArgument(f"HOLDFAST_START_DAEMON: '{value[:64]}' is neither 0 nor 1")
+    raise InvalidArgumentError(f"HOLDFAST_START_DAEMON: '{value[:64]}' is neither 0 nor 1")
 
 
 def _await_configured(configuration: str, end: float) -> str:
@@ -144,7 +149,7 @@ def _await_configured(configuration: str, end: float) -> str:
         if found := _system_socket():
             return found
         if time.monotonic() >= end:
-            raise Unavailable(
+            raise UnavailableError(
                 f"find ckptd: there is no socket of one, and since '{configuration}' configures "
                 "one, no private one is "
                 "started in its place: start it (ckptd, or systemctl start ckptd), or name its "
@@ -168,13 +173,13 @@ def _make_place(place: str) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(place, 0o700)
     except OSError as error:
-        raise Unavailable(
+        raise UnavailableError(
             f"start a private ckptd: make the directory '{place}': {error.strerror}: name another "
             "one on a tmpfs in "
             "HOLDFAST_PRIVATE_DIR"
         ) from None
     if not _is_ours(place):
-        raise Refused(
+        raise RefusedError(
             f"start a private ckptd: '{place}' is not a directory of this user's that nobody else "
             "can write: remove it, or "
             "name another one in HOLDFAST_PRIVATE_DIR"
@@ -222,7 +227,7 @@ def _starting(place: str, end: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    raise DeadlineExceeded(
+                    raise DeadlineExceededError(
                         "start a private ckptd: another process has been starting it for too "
                         f"long (it holds '{path}'); "
                         f"see '{os.path.join(place, 'ckptd.log')}'"
@@ -240,12 +245,12 @@ def _program() -> str:
     if named:
         if os.path.isfile(named) and os.access(named, os.X_OK):
             return os.path.abspath(named)
-        raise Unavailable(
+        raise UnavailableError(
             f"start a private ckptd: HOLDFAST_CKPTD: '{named}' is no program that can be run"
         )
     if found := shutil.which("ckptd"):
         return os.path.abspath(found)
-    raise Unavailable(
+    raise UnavailableError(
         "start a private ckptd: no ckptd is installed: not by the package holdfast-ckptd, not at "
         "HOLDFAST_CKPTD, not on PATH. Install the wheel of holdfast-ckptd or another package of "
         "Holdfast that has ckptd, or name the socket of a daemon that runs (HOLDFAST_SOCKET)"
@@ -328,17 +333,17 @@ def _start(place: str, own: str, end: float) -> str:
             return own
         said = _said(log, began)
         if over and not any(words in said for words in _TAKEN):
-            raise Unavailable(
+            raise UnavailableError(
                 f"start a private ckptd ({' '.join(command)}): it ended; {_quoted(log, said)}"
             )
         taken = said if over else taken
         if time.monotonic() >= end and taken:
-            raise Unavailable(
+            raise UnavailableError(
                 "start a private ckptd: another one holds its place and does not answer; "
                 f"{_quoted(log, taken)}"
             )
         if time.monotonic() >= end:
-            raise DeadlineExceeded(
+            raise DeadlineExceededError(
                 f"start a private ckptd: it is not ready yet; {_quoted(log, said)}"
             )
         time.sleep(
@@ -376,7 +381,7 @@ def _launch(command: list[str], log: str) -> tuple[int, int | None]:
                 cwd="/", env=environment, start_new_session=True, umask=0o077, check=True,
             )  # fmt: skip
         except (OSError, subprocess.CalledProcessError) as error:
-            raise Unavailable(f"start a private ckptd: run /bin/sh: {error}") from None
+            raise UnavailableError(f"start a private ckptd: run /bin/sh: {error}") from None
         finally:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, cores)

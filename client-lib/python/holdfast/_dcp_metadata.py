@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from holdfast._errors import Refused
+from holdfast._errors import RefusedError
 
 _Kind = TypeVar("_Kind")
 
@@ -136,7 +136,9 @@ class _Machine:
                 return self._stack.pop()
             step = steps.get(opcode)
             if step is None:
-                raise Refused(f"it has a step {opcode:#04x}, which DCP's metadata have no need of")
+                raise RefusedError(
+                    f"it has a step {opcode:#04x}, which DCP's metadata have no need of"
+                )
             step()
 
     def _steps(self) -> dict[int, Callable[[], None]]:
@@ -245,7 +247,7 @@ def _named(module: Any, name: Any) -> _Name | torch.dtype:
     if module == "torch" and name in _DTYPES:
         return _DTYPES[name]
     asked = ascii(f"{module}.{name}"[:200])
-    raise Refused(f"it asks for {asked}, which DCP's metadata have no need of")
+    raise RefusedError(f"it asks for {asked}, which DCP's metadata have no need of")
 
 
 # ---- what the records say ----

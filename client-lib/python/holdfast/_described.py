@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast._errors import HoldfastError, InvalidArgument
+from holdfast._errors import HoldfastError, InvalidArgumentError
 from holdfast._part import PARTS, Part
 from holdfast._range import Range
 
@@ -104,8 +104,8 @@ def _places(tensors: list[Any], parts: list[Any]) -> list[tuple[Any, ...]]:
     ]
 
 
-def taken(name: str) -> InvalidArgument:
-    return InvalidArgument(
+def taken(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
         f"two parts of the state are called {name!r}: keys that differ only in their type, or contain dots"
     )
 
@@ -161,7 +161,7 @@ def describe(
             raise
         except Exception as error:  # torch's, of a tensor that lacks what others have
             said = str(error).strip().split("\n", 1)[0]
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: a {type(tensor).__qualname__} that cannot be saved: {said}"
             ) from error
     try:
@@ -183,7 +183,7 @@ def _add(
         tensor.check(path)
         flat = tensor.start, tensor.length
     if torch_module().nn.parameter.is_lazy(part):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: has no shape yet: run a forward pass through the lazy module first"
         )
     if part.layout is not torch_module().strided or part.is_nested:

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 
 # srun numbers its steps from 0; the batch script, an interactive shell and the external step have
 # numbers near 2^32. What runs there directly was not started by srun, and is a process of its own,
@@ -60,7 +60,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"environment: {name}={environ[name][:_SHOWN]!r} is not a number that could be: unset it, or pass "
             "rank= and world_size= yourself"
         )
@@ -93,12 +93,12 @@ def _read(environ: Mapping[str, str]) -> Environment:
                 if rank is None
                 else (launcher.rank, launcher.world_size)
             )
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"environment: {there} is set and {missing} is not: set both, as {launcher.name} "
                 "does, or pass rank= and world_size="
             )
         if rank >= world_size:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"environment: {launcher.rank}={rank} and {launcher.world_size}={world_size} "
                 "contradict each other: "
                 "ranks count from 0 to the world size less one"
@@ -128,17 +128,17 @@ def detect(
     environ = os.environ if environ is None else environ
     for what, value in (("rank", rank), ("world_size", world_size)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise InvalidArgument(f"{what}={value!r} is not an int")
+            raise InvalidArgumentError(f"{what}={value!r} is not an int")
     try:
         found = _read(environ)
-    except InvalidArgument:
+    except InvalidArgumentError:
         if rank is None or world_size is None:
             raise
         found = Environment()
     rank = found.rank if rank is None else rank
     world_size = found.world_size if world_size is None else world_size
     if not 0 <= rank < world_size <= _WORLD_SIZE_MAX:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"rank {rank} of {world_size} cannot be"
             + (
                 f" (of {found.launcher} in the environment: rank {found.rank} of "

@@ -2,7 +2,7 @@
 
 try:
     last = ckpt.restore(state)
-except holdfast.Corrupt as error:
+except holdfast.CorruptError as error:
     print(error.code, error)      # CORRUPT restore: attempt 3 step 1200 …
 """
 
@@ -15,95 +15,95 @@ class HoldfastError(Exception):
     code = "INTERNAL"
 
 
-class InvalidArgument(HoldfastError, ValueError):
+class InvalidArgumentError(HoldfastError, ValueError):
     """What was asked for makes no sense; nothing was touched."""
 
     code = "INVALID_ARGUMENT"
 
 
-class NothingToRestore(HoldfastError):
+class NothingToRestoreError(HoldfastError):
     """The job has never committed anything on this line of descent: start from scratch."""
 
     code = "NOTHING_TO_RESTORE"
 
 
-class Unreadable(HoldfastError):
+class UnreadableError(HoldfastError):
     """There are checkpoints, but none can be read now. Never start from scratch because of it."""
 
     code = "UNREADABLE"
 
 
-class Corrupt(HoldfastError):
+class CorruptError(HoldfastError):
     """Bytes contradict their digests."""
 
     code = "CORRUPT"
 
 
-class Superseded(HoldfastError):
+class SupersededError(HoldfastError):
     """A newer attempt of this job is running: end this process."""
 
     code = "SUPERSEDED"
 
 
-class StepLost(HoldfastError):
+class StepLostError(HoldfastError):
     """This step will never be a checkpoint. Later ones may."""
 
 
-class Shed(StepLost):
+class ShedError(StepLostError):
     """The step was given up to make room for a newer one."""
 
     code = "SHED"
 
 
-class Abandoned(StepLost):
+class AbandonedError(StepLostError):
     """The step can never become complete: a rank died, skipped it, or failed to save it."""
 
     code = "ABANDONED"
 
 
-class NoRoom(HoldfastError):
+class NoRoomError(HoldfastError):
     """No slot for this save, or it is larger than the budget."""
 
     code = "NO_ROOM"
 
 
-class Refused(HoldfastError):
+class RefusedError(HoldfastError):
     """Not allowed: another user's job, a rank that lives elsewhere, a wrong order of calls, an object that would have to be pickled."""
 
     code = "REFUSED"
 
 
-class Topology(HoldfastError):
+class TopologyError(HoldfastError):
     """Ranks or world sizes contradict each other."""
 
     code = "TOPOLOGY"
 
 
-class Unavailable(HoldfastError):
+class UnavailableError(HoldfastError):
     """The daemon cannot be reached, or went away during the call."""
 
     code = "UNAVAILABLE"
 
 
-class DeadlineExceeded(HoldfastError, TimeoutError):
+class DeadlineExceededError(HoldfastError, TimeoutError):
     """Not so by the deadline that was given."""
 
     code = "DEADLINE_EXCEEDED"
 
 
-class Forked(HoldfastError):
+class ForkedError(HoldfastError):
     """This process was forked from the one that opened the job; it has no part in it."""
 
     code = "FORKED"
 
 
-class NotFound(HoldfastError, LookupError):
+class NotFoundError(HoldfastError, LookupError):
     """There is no such step, rank, tensor or job."""
 
     code = "NOT_FOUND"
 
 
-class Internal(HoldfastError):
+class InternalError(HoldfastError):
     """A fault of Holdfast itself, or a contradiction that nobody foresaw."""
 
     code = "INTERNAL"
@@ -112,33 +112,33 @@ class Internal(HoldfastError):
 _BY_CODE: dict[str, type[HoldfastError]] = {
     kind.code: kind
     for kind in (
-        InvalidArgument,
-        NothingToRestore,
-        Unreadable,
-        Corrupt,
-        Superseded,
-        Shed,
-        Abandoned,
-        NoRoom,
-        Refused,
-        Topology,
-        Unavailable,
-        DeadlineExceeded,
-        Forked,
-        NotFound,
-        Internal,
+        InvalidArgumentError,
+        NothingToRestoreError,
+        UnreadableError,
+        CorruptError,
+        SupersededError,
+        ShedError,
+        AbandonedError,
+        NoRoomError,
+        RefusedError,
+        TopologyError,
+        UnavailableError,
+        DeadlineExceededError,
+        ForkedError,
+        NotFoundError,
+        InternalError,
     )
 }
 
 
 def error_of(code: str, message: str) -> HoldfastError:
     """The exception for a status of the C++ library; the extension module raises it."""
-    return _BY_CODE.get(code, Internal)(message)
+    return _BY_CODE.get(code, InternalError)(message)
 
 
-def not_in_shard(message: str) -> InvalidArgument:
+def not_in_shard(message: str) -> InvalidArgumentError:
     """This rank's own shard does not have what it wants, or not as it wants it; other ranks' may: the extension module has them
     looked at before this is raised."""
-    error = InvalidArgument(message)
+    error = InvalidArgumentError(message)
     error.may_be_elsewhere = True  # type: ignore[attr-defined]
     return error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from holdfast._described import torch_module
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 from holdfast._optimizers import stepped_by
 
 _log = logging.getLogger("holdfast")
@@ -36,7 +36,7 @@ class Fences:
             self.watch(each)
         refused = [each for each in inside if self._overlap and not self._hooks[each].registered]
         if not inside or refused:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"fence: a {type(refused[0] if refused else optimizer).__qualname__} takes no hook before its step(): pass "
                 "the torch.optim.Optimizer inside of it whose step() changes the parameters"
             )

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from holdfast._errors import (
     HoldfastError,
-    Internal,
-    InvalidArgument,
-    NoRoom,
-    Refused,
-    Superseded,
-    Topology,
+    InternalError,
+    InvalidArgumentError,
+    NoRoomError,
+    RefusedError,
+    SupersededError,
+    TopologyError,
 )
 
-_FINAL = (InvalidArgument, Refused, Superseded, Topology)
+_FINAL = (InvalidArgumentError, RefusedError, SupersededError, TopologyError)
 # ckptd says NO_ROOM, too, of a state that would not fit if all its memory was free
 # (Agent::OnBeginSave).
 _NEVER_FITS = "more than all of its user's slots on this node may hold"
@@ -32,8 +32,8 @@ def never_heals(error: HoldfastError) -> bool:
     something: a refusal, a restore that was forgotten, a state larger than all slots can be, a GPU
     without a driver.
     """
-    if isinstance(error, NoRoom):
+    if isinstance(error, NoRoomError):
         return _NEVER_FITS in str(error)
-    if isinstance(error, Internal):
+    if isinstance(error, InternalError):
         return _DRIVER in str(error)
     return isinstance(error, _FINAL)

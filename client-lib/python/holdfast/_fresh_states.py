@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast._core import TensorInfo
 from holdfast._described import plain_types, torch_module
-from holdfast._errors import HoldfastError, InvalidArgument
+from holdfast._errors import HoldfastError, InvalidArgumentError
 from holdfast._optimizers import held_by, is_optimizer
 from holdfast._state import is_tensor, join
 
@@ -155,7 +155,7 @@ def check_plain(parameter: Any, shape: tuple[int, ...], path: str, why_not: str)
     """That a tensor may be made for an entry of that shape: not where the parameter is a DTensor, for then it is one, too."""
     if shape and _is_dtensor(parameter):
         cause = f": {why_not}" if why_not else ""
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: has another shape than its parameter, which is a DTensor, and a step with gradients of zero has not made a "
             f"tensor to fill{cause}. Make one step of the training before restoring"
         )
@@ -173,7 +173,7 @@ def _check_no_whole(
 ) -> None:
     if is_tensor(loaded):
         if tuple(loaded.shape) in shapes and not _is_dtensor(loaded) and not is_tensor(there()):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: belongs to a DTensor, and the {type(target).__qualname__} shows no tensor to fill: every rank would get "
                 "all of it. Pass the torch.optim.Optimizer inside of it, or make one step of the training before restoring"
             )
@@ -208,6 +208,6 @@ def load_into(target: Any, state: Any, path: str, **options: Any) -> None:
                     f"{path}: raised by load_state_dict of this {type(target).__qualname__}"
                 )
             raise
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: load_state_dict of this {type(target).__qualname__} raised {type(error).__name__}: {error}"
         ) from error

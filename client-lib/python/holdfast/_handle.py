@@ -7,7 +7,12 @@ from typing import Any, Literal
 
 from holdfast import _core
 from holdfast._described import torch_module
-from holdfast._errors import DeadlineExceeded, HoldfastError, InvalidArgument, Refused
+from holdfast._errors import (
+    DeadlineExceededError,
+    HoldfastError,
+    InvalidArgumentError,
+    RefusedError,
+)
 from holdfast._jobs import seconds
 
 Stage = Literal["snapshot", "sealed", "committed", "peer", "nvme", "remote"]
@@ -60,10 +65,10 @@ class Handle:
         """Returns when the save has come that far: "snapshot" (the tensors may change), "sealed" (a crash of this process
         loses nothing), "committed" (all ranks have sealed it), "peer" (every shard lies in another node's memory, too), "nvme", "remote".
 
-        Raises what became of the save if it never will; DeadlineExceeded after `timeout` seconds (None: no limit).
+        Raises what became of the save if it never will; DeadlineExceededError after `timeout` seconds (None: no limit).
         """
         if stage not in STAGES:
-            raise InvalidArgument(f"there is no stage {stage!r}: {', '.join(STAGES)}")
+            raise InvalidArgumentError(f"there is no stage {stage!r}: {', '.join(STAGES)}")
         limit = math.inf if timeout is None else seconds("wait", "timeout", timeout)
         if self._save is None:
             assert self._error is not None
@@ -76,7 +81,7 @@ class Handle:
         """Returns when the tensors may be changed: they have been copied, or will not be any more, since the save failed."""
         try:
             self.wait("snapshot", timeout)
-        except DeadlineExceeded:
+        except DeadlineExceededError:
             raise
         except HoldfastError:
             pass
@@ -93,7 +98,7 @@ class Handle:
         while self._save is not None and not self._save.done("snapshot"):
             try:
                 self._save.wait("snapshot", _LOOK_S)
-            except DeadlineExceeded as error:
+            except DeadlineExceededError as error:
                 if _COPYING in str(error):
                     return
             except HoldfastError:
@@ -141,7 +146,7 @@ class Handle:
         return 0 if self._save is None else self._save.nbytes
 
     def __reduce__(self) -> Any:
-        raise Refused(f"step {self.step}: a Handle cannot be copied, or go to another process")
+        raise RefusedError(f"step {self.step}: a Handle cannot be copied, or go to another process")
 
     def __repr__(self) -> str:
         known = self.times

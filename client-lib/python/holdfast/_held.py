@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _core
-from holdfast._errors import Refused
+from holdfast._errors import RefusedError
 
 if TYPE_CHECKING:
     from holdfast._jobs import SharedJob
@@ -60,7 +60,7 @@ class HeldSave:
     def seal(self, timeout: float) -> None:
         with self.shared.lock:
             if not self._open:
-                raise Refused(
+                raise RefusedError(
                     f"job {self.shared.name!r}: what was staged for step {self.step} was given up "
                     "before it could be sealed"
                 )

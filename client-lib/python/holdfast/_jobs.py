@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast import _core, _environment, _held
-from holdfast._errors import HoldfastError, InvalidArgument
+from holdfast._errors import HoldfastError, InvalidArgumentError
 
 _MOMENT_S = 5.0
 _lock = threading.RLock()
@@ -40,7 +40,7 @@ def unsigned(who: str, what: str, value: Any) -> int:
             return number
     except TypeError:  # nothing like an integer
         pass
-    raise InvalidArgument(f"{who}: {what}={value!r} is not an integer from 0 to 2**64 - 1")
+    raise InvalidArgumentError(f"{who}: {what}={value!r} is not an integer from 0 to 2**64 - 1")
 
 
 def seconds(who: str, what: str, value: Any) -> float:
@@ -50,13 +50,13 @@ def seconds(who: str, what: str, value: Any) -> float:
             return number
     except (TypeError, ValueError, OverflowError):
         pass
-    raise InvalidArgument(f"{who}: {what}={value!r} is not a number of seconds from 0")
+    raise InvalidArgumentError(f"{who}: {what}={value!r} is not a number of seconds from 0")
 
 
 def job_name(who: str, value: Any) -> str:
     if isinstance(value, str) and value and value.isprintable():
         return value
-    raise InvalidArgument(f"{who}: job={value!r} is not the name of a job")
+    raise InvalidArgumentError(f"{who}: job={value!r} is not the name of a job")
 
 
 class SharedJob:
@@ -157,7 +157,7 @@ def _place(
     if place.launcher == "" and rank is None and world_size is None:
         return _environment.detect({}, rank=group[0], world_size=group[1], launch=launch)
     if (place.rank, place.world_size) != group:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{place.launcher or 'what was given'} says rank {place.rank} of {place.world_size}, "
             "torch.distributed says rank "
             f"{group[0]} of {group[1]}: pass rank= and world_size= of this job"
@@ -194,7 +194,7 @@ def job_for(
                 ("policy", policy, shared.policy),
             ):
                 if asked is not None and asked != has:
-                    raise InvalidArgument(
+                    raise InvalidArgumentError(
                         f"job {name!r} is open in this process with {what}={has!r}: it cannot be "
                         f"{asked!r} as well"
                     )

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from holdfast._errors import Corrupt, Refused
+from holdfast._errors import CorruptError, RefusedError
 
 # The library reads no JSON deeper than 512 levels, and a level here may be three there.
 _DEPTH_MAX = 150
@@ -32,7 +32,7 @@ _DEPTH_MAX = 150
 _INT_BITS_MAX = 4096
 
 
-class NotJson(Refused):
+class NotJson(RefusedError):
     """A value that cannot be JSON and come back equal; says where it is and what it is."""
 
 
@@ -128,7 +128,7 @@ def _tree(value: Any, path: str, depth: int) -> Any:
 
 def encode(value: Any, path: str) -> bytes:
     """JSON of which `decode` makes an equal value of the same types. Raises NotJson, a
-    holdfast.Refused, that names the place.
+    holdfast.RefusedError, that names the place.
 
     >>> encode({"epoch": 3, "betas": (0.9, 0.95)}, "extra")
     b'{"epoch":3,"betas":{"$tuple":[0.9,0.95]}}'
@@ -143,7 +143,7 @@ def _torch(tag: str) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise Refused(
+        raise RefusedError(
             f"decode: this value has a {tag[1:]}, and torch is not installed here"
         ) from error
     return torch
@@ -161,7 +161,7 @@ def _decode_numpy(value: Any) -> Any:
     try:
         import numpy
     except ImportError as error:
-        raise Refused(
+        raise RefusedError(
             "decode: this value has NumPy numbers, and NumPy is not installed here"
         ) from error
     dtype, shape, text = value
@@ -216,21 +216,23 @@ def _untag(pairs: list[tuple[str, Any]]) -> Any:
         tag, value = pairs[0]
         decoder = _DECODERS.get(tag)
         if decoder is None:
-            raise Refused(f"decode: {tag!r} is not known: this was written by a newer holdfast")
+            raise RefusedError(
+                f"decode: {tag!r} is not known: this was written by a newer holdfast"
+            )
         return decoder(value)
     return dict(pairs)
 
 
 def decode(data: bytes) -> Any:
     """What `encode` was given. JSON that anybody else wrote comes back as json.loads has it. Raises
-    holdfast.Corrupt.
+    holdfast.CorruptError.
 
     >>> decode(b'{"$tuple":[0.9,0.95]}')
     (0.9, 0.95)
     """
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_untag)
-    except Refused:
+    except RefusedError:
         raise
     except (
         ValueError,
@@ -242,7 +244,7 @@ def decode(data: bytes) -> Any:
         RuntimeError,
         struct.error,
     ) as error:
-        raise Corrupt(
+        raise CorruptError(
             f"decode: {len(data)} bytes are not the JSON of a saved value: {error}"
         ) from error
 

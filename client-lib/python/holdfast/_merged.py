@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast import _json, _subclasses
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 from holdfast._state import TREE, join
 
 # (name, bytes, codec, ranks): one of the contents that an object has, and who had it.
@@ -64,7 +64,7 @@ class OfAll:
         return _merged(trees, "") if trees else None
 
 
-def refusal(path: str, *, of_optimizer: bool = False) -> InvalidArgument:
+def refusal(path: str, *, of_optimizer: bool = False) -> InvalidArgumentError:
     """`of_optimizer`: what is no value of its own, so nobody can merge it."""
     way_out = (
         "restore without the optimizer"
@@ -72,7 +72,7 @@ def refusal(path: str, *, of_optimizer: bool = False) -> InvalidArgument:
         else "say what each rank gets now: "
         f"merge={{{path!r}: function of the list of all old ranks' values}}"
     )
-    return InvalidArgument(f"{path}: is not the same in all ranks that saved it: {way_out}")
+    return InvalidArgumentError(f"{path}: is not the same in all ranks that saved it: {way_out}")
 
 
 def _merged(nodes: list[tuple[Node, bool]], path: str) -> Node:

@@ -8,14 +8,14 @@ import pickle
 from typing import Any
 
 from holdfast import _json
-from holdfast._errors import Corrupt, Refused
+from holdfast._errors import CorruptError, RefusedError
 
 # Codecs are of [A-Za-z0-9._+-] (docs/formats.md).
 PICKLE = "python.pickle.1"
 
 
 def to_object(name: str, value: Any, *, allow_pickle: bool) -> tuple[str, bytes, str | None]:
-    """The value as the extension module takes it. Raises holdfast.Refused, naming the place, for
+    """The value as the extension module takes it. Raises holdfast.RefusedError, naming the place, for
     what would have to be pickled.
 
     >>> to_object("epoch", 3, allow_pickle=False)
@@ -29,7 +29,7 @@ def to_object(name: str, value: Any, *, allow_pickle: bool) -> tuple[str, bytes,
     try:
         return name, pickle.dumps(value, protocol=4), PICKLE
     except Exception as error:
-        raise Refused(f"{name}: cannot be pickled: {type(error).__name__}: {error}") from error
+        raise RefusedError(f"{name}: cannot be pickled: {type(error).__name__}: {error}") from error
 
 
 def from_object(name: str, data: bytes, codec: str | None, *, allow_pickle: bool) -> Any:
@@ -37,18 +37,18 @@ def from_object(name: str, data: bytes, codec: str | None, *, allow_pickle: bool
     if codec is None:
         try:
             return _json.decode(data)
-        except Corrupt as error:
-            raise Corrupt(f"{name}: {error}") from error
+        except CorruptError as error:
+            raise CorruptError(f"{name}: {error}") from error
     if codec != PICKLE:
-        raise Refused(f"{name}: is of codec {codec!r}, which this version does not know")
+        raise RefusedError(f"{name}: is of codec {codec!r}, which this version does not know")
     if not allow_pickle:
-        raise Refused(
+        raise RefusedError(
             f"{name}: was saved as a pickle, which may run any code when it is read: allow it with "
             "allow_pickle=True if you trust it"
         )
     try:
         return pickle.loads(data)
     except Exception as error:
-        raise Refused(
+        raise RefusedError(
             f"{name}: cannot be unpickled here: {type(error).__name__}: {error}"
         ) from error

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast._arrays import is_array
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 from holdfast._range import Range, check_plain
 
 
@@ -49,7 +49,7 @@ class Part:
             begin = tuple(operator.index(first) for first in offset)
             rows = None if valid is None else operator.index(valid)
         except TypeError as error:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"Part: shape={shape!r}, offset={offset!r}, valid={valid!r}: two sequences of integers and an integer are wanted"
             ) from error
         object.__setattr__(self, "tensor", tensor)
@@ -80,7 +80,7 @@ class Part:
         if not is_array(tensor):
             check_plain("a Part", tensor, path)
         if self.valid is not None and not (tensor.ndim and 0 <= self.valid <= tensor.shape[0]):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: {self.valid} valid rows are not within a part of shape {list(tensor.shape)}"
             )
         local = tuple(self.local.shape)
@@ -92,7 +92,7 @@ class Part:
             )
         )
         if not fits:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: a part of shape {list(local)} at {list(self.offset)} is not within a tensor of shape {list(self.shape)}"
             )
 

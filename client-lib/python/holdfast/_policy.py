@@ -7,7 +7,7 @@ import datetime
 import re
 from collections.abc import Mapping
 
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {
@@ -46,7 +46,7 @@ class Policy:
     replicas: int | None = None
 
     def to_core(self) -> dict[str, dict[str, int]]:
-        """As the extension module takes it. Raises holdfast.InvalidArgument, naming the field."""
+        """As the extension module takes it. Raises holdfast.InvalidArgumentError, naming the field."""
         tiers: dict[str, dict[str, int]] = {}
         for tier in ("nvme", "remote"):
             fields: dict[str, int] = {}
@@ -78,14 +78,14 @@ def as_core(
 
 def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidArgument(f"Policy: {name}={value!r} is not a number from 0")
+        raise InvalidArgumentError(f"Policy: {name}={value!r} is not a number from 0")
     return value
 
 
 def _parse(name: str, text: str, units: dict[str, float] | dict[str, int], example: str) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2] not in units:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{name}={text!r}: write a number and one of {', '.join(u for u in units if u)}, as in {example!r}"
         )
     return float(match[1]) * units[match[2]]
@@ -105,7 +105,7 @@ def _every(name: str, value: int | str | datetime.timedelta) -> tuple[int, int]:
     else:
         return _count(name, value), 0
     if seconds < 0:
-        raise InvalidArgument(f"Policy: {name}={value!r} is below 0")
+        raise InvalidArgumentError(f"Policy: {name}={value!r} is below 0")
     return 0, max(1, round(seconds * 1000)) if seconds else 0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, Protocol
 
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 from holdfast._policy import duration
 
 _log = logging.getLogger("holdfast")
@@ -35,8 +35,8 @@ def grace_of(who: str, grace: float | str | None) -> float:
             return DEFAULT_GRACE_S
         try:
             return _seconds("HOLDFAST_GRACE", text)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{who}: {error}") from None
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{who}: {error}") from None
     return _seconds(f"{who}: grace", grace)
 
 
@@ -48,7 +48,7 @@ def _seconds(name: str, value: object) -> float:
         except ValueError:
             number = duration(name, value)
     if isinstance(value, bool) or not isinstance(number, (int, float)) or not 0 <= number < 1e9:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{name}={value!r} is neither a number of seconds nor a time like '90s'"
         )
     return float(number)
@@ -58,12 +58,12 @@ def stop_signals(who: str, signals: Iterable[int]) -> tuple[signal.Signals, ...]
     try:
         chosen = tuple(signal.Signals(number) for number in signals)
     except (TypeError, ValueError):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{who}: stop_signals={signals!r} is not a list of signals, such as [signal.SIGTERM]"
         ) from None
     for number in chosen:
         if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT):
-            raise InvalidArgument(f"{who}: stop_signals: {number.name} cannot be one of them")
+            raise InvalidArgumentError(f"{who}: stop_signals: {number.name} cannot be one of them")
     return chosen
 
 

@@ -9,19 +9,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 
 
 def check_plain(kind: str, tensor: Any, path: str) -> None:
     """What a part of a tensor is of: a tensor of torch with no meaning of its own."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: {kind} is of a torch.Tensor, not of a {type(tensor).__name__}"
             " (torch.from_numpy shares an array's memory)"
         )
     if type(tensor.data) is not torch.Tensor:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: {kind} is of a plain tensor, not of a {type(tensor).__qualname__}"
         )
 
@@ -51,7 +51,7 @@ class Range:
             sizes = tuple(operator.index(size) for size in shape)
             first = operator.index(start)
         except TypeError as error:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"Range: shape={shape!r}, start={start!r}: a sequence of integers and an integer are wanted"
             ) from error
         object.__setattr__(self, "tensor", tensor)
@@ -68,11 +68,11 @@ class Range:
         tensor = self.tensor
         check_plain("a Range", tensor, path)
         if tensor.layout is not sys.modules["torch"].strided or tensor.ndim != 1:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: a Range is of a strided tensor with one dimension, not {list(tensor.shape)} {tensor.layout}: flatten it (view(-1))"
             )
         if not tensor.is_contiguous():
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: a Range is of a contiguous tensor, not of one with stride {tensor.stride(0)}: what is restored "
                 "would not lie in its place"
             )
@@ -81,7 +81,7 @@ class Range:
             or self.start < 0
             or not self._end <= math.prod(self.shape) < 2**63
         ):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: elements {self.start} to {self._end} are not within a tensor of shape {list(self.shape)}, which has "
                 f"{math.prod(self.shape)}"
             )

@@ -11,7 +11,13 @@ from typing import Any
 
 from holdfast import _core, _daemon, _jobs, _json, _objects, _subclasses
 from holdfast._arrays import numpy_dtype
-from holdfast._errors import Corrupt, HoldfastError, InvalidArgument, NotFound, NothingToRestore
+from holdfast._errors import (
+    CorruptError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    NothingToRestoreError,
+)
 from holdfast._merged import OfAll
 from holdfast._state import TENSOR_CODEC, TREE, join
 from holdfast._tree import Owners
@@ -94,7 +100,7 @@ class Checkpoint:
         return self._of(name)[0].info.dtype
 
     def tensor(self, name: str, device: Any = None, *, rank: int | None = None) -> Any:
-        """The whole tensor, for torch. Raises holdfast.Corrupt if a byte contradicts its digest.
+        """The whole tensor, for torch. Raises holdfast.CorruptError if a byte contradicts its digest.
 
         `rank`: as that rank saved it, where ranks have tensors of their own under one name.
         """
@@ -145,7 +151,7 @@ class Checkpoint:
             if path in objects:
                 data, codec = objects[path]
                 return _objects.from_object(path, data, codec, allow_pickle=allow_pickle)
-            raise NotFound(
+            raise NotFoundError(
                 f"{path!r}: this step was not saved by holdfast.Checkpointer, and has no object of that name; "
                 f"it has {', '.join(map(repr, objects)) or 'none'}"
             )
@@ -167,7 +173,7 @@ class Checkpoint:
         return functools.reduce(together, states)
 
     def verify(self) -> None:
-        """Reads everything and compares it with its digests. Raises holdfast.Corrupt, naming the tensor."""
+        """Reads everything and compares it with its digests. Raises holdfast.CorruptError, naming the tensor."""
         for view in self._open():
             view.verify()
 
@@ -198,7 +204,7 @@ class Checkpoint:
 
     def _open(self) -> list[_core.View]:
         if not self._views:
-            raise InvalidArgument(f"the checkpoint of '{self.job}' was closed")
+            raise InvalidArgumentError(f"the checkpoint of '{self.job}' was closed")
         return self._views
 
     def _read(self, piece: Piece, address: int, nbytes: int) -> None:
@@ -208,7 +214,7 @@ class Checkpoint:
             try:
                 view.read(piece.index, address, nbytes)
                 return
-            except Corrupt as damaged:
+            except CorruptError as damaged:
                 without = self._without.setdefault(piece.rank, [])
                 if view.tier in without:
                     raise
@@ -229,7 +235,7 @@ class Checkpoint:
     def _shard(self, rank: int) -> _core.View:
         views = self._open()
         if not 0 <= rank < len(views):
-            raise NotFound(f"rank {rank}: {len(views)} ranks saved this step")
+            raise NotFoundError(f"rank {rank}: {len(views)} ranks saved this step")
         return views[rank]
 
     def _of(self, name: str, rank: int | None = None) -> list[Piece]:
@@ -238,7 +244,7 @@ class Checkpoint:
         pieces = self._pieces.get(name)
         if pieces is None:
             close = [other for other in self._pieces if name in other][:5]
-            raise NotFound(
+            raise NotFoundError(
                 f"no tensor {name!r} in step {self.step}"
                 + (f"; perhaps {', '.join(map(repr, close))}" if close else "")
             )
@@ -246,13 +252,13 @@ class Checkpoint:
         if rank is not None:
             own = [piece for piece in pieces if piece.rank == rank]
             if not own:
-                raise NotFound(f"rank {rank} saved no tensor {name!r} in step {self.step}")
+                raise NotFoundError(f"rank {rank} saved no tensor {name!r} in step {self.step}")
             if own[0].info.offset is None and own[0].info.flat is None:
                 return own[:1]
             first = own[0]
         for piece in pieces:
             if (piece.info.dtype, piece.info.shape) != (first.info.dtype, first.info.shape):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{name}: ranks disagree: rank {first.rank} saved {first.info.dtype} {list(first.info.shape)}, rank "
                     f"{piece.rank} {piece.info.dtype} {list(piece.info.shape)}: name one of them (rank=…)"
                 )
@@ -300,7 +306,7 @@ class Checkpoint:
                 whole[box] = made
                 has[box] = True
         if not has.all():
-            raise NotFound(
+            raise NotFoundError(
                 f"{name}: what the ranks saved of it does not make up the whole tensor: "
                 f"{int(has.sum())} of its elements"
             )
@@ -338,7 +344,7 @@ class OldRanks:
         for rank, objects in enumerate(self._objects):
             value = None
             if TREE in objects:
-                with contextlib.suppress(NotFound):
+                with contextlib.suppress(NotFoundError):
                     node = _json.decode(objects[TREE][0])
                     value = _Values(self, rank, objects, allow_pickle).at(node, path)
             found.append(value)
@@ -391,7 +397,7 @@ class _Values:
             fits = [key for key in children if path == key or path.startswith(f"{key}.")]
             key = max(fits, key=len, default=None)
             if key is None:
-                raise NotFound(
+                raise NotFoundError(
                     f"{join(done, path)!r} was not saved; under {done or 'the top'!r} there is "
                     f"{', '.join(map(repr, children)) or 'nothing'}"
                 )
@@ -454,13 +460,13 @@ class _Values:
             }
         if "optimizer" in node:
             return self._optimizer(node["optimizer"], path)
-        raise Corrupt(
+        raise CorruptError(
             f"{path}: the tree of this state has a node that is none: {next(iter(node), None)!r}"
         )
 
     def _object(self, name: str, path: str) -> Any:
         if name not in self._objects:
-            raise Corrupt(f"{path}: the object {name!r} is named and was not saved")
+            raise CorruptError(f"{path}: the object {name!r} is named and was not saved")
         data, codec = self._objects[name]
         if codec != TENSOR_CODEC:
             return _objects.from_object(path, data, codec, allow_pickle=self._allow_pickle)
@@ -506,15 +512,15 @@ def open(  # noqa: A001 - holdfast.open("job") is what it is called
         with holdfast.open("llama-70b") as saved:
             print(saved.step, saved.tiers, saved.keys()[:3])
 
-    Takes no part in the job: it may be called beside a run, or when none is there. Raises NotFound where there is no such
-    step, NothingToRestore where the job has none or is not known, Unavailable where no daemon answers.
+    Takes no part in the job: it may be called beside a run, or when none is there. Raises NotFoundError where there is no such
+    step, NothingToRestoreError where the job has none or is not known, UnavailableError where no daemon answers.
     """
     job = _jobs.job_name("open", job)
     timeout = _jobs.seconds("open", "timeout", timeout)
     step = None if step is None else _jobs.unsigned("open", "step", step)
     attempt = _jobs.unsigned("open", "attempt", attempt)
     if attempt and step is None:
-        raise InvalidArgument(f"open: attempt {attempt} of which step? Name it: step=…")
+        raise InvalidArgumentError(f"open: attempt {attempt} of which step? Name it: step=…")
     path = _daemon.ensure_daemon(socket, start=False)
     first = _core.attach(job, rank=0, step=step, attempt=attempt, socket=path, timeout=timeout)
     views = [first]
@@ -541,5 +547,5 @@ def checkpoints(
             socket=_daemon.ensure_daemon(socket, start=False),
             timeout=_jobs.seconds("checkpoints", "timeout", timeout),
         )
-    except NothingToRestore:  # nobody has joined it yet
+    except NothingToRestoreError:  # nobody has joined it yet
         return []

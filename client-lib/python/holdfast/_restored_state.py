@@ -16,7 +16,7 @@ from holdfast import _json, _objects, _subclasses
 from holdfast._arrays import array_dtype, is_array, numpy_dtype
 from holdfast._core import TensorInfo
 from holdfast._described import Spec, is_subclass, torch_module
-from holdfast._errors import Corrupt, InvalidArgument, Refused, not_in_shard
+from holdfast._errors import CorruptError, InvalidArgumentError, RefusedError, not_in_shard
 from holdfast._fresh_states import (
     FreshStates,
     check_no_whole,
@@ -170,7 +170,7 @@ class Wanted:
         self._subclasses = _subclasses.Restored(self)
         self._unexpected: list[str] = []  # what modules had, and have not, that is no tensor
         if TREE not in self._objects:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "this step was not saved by holdfast.Checkpointer: load it with dcp.load and holdfast.dcp.Reader, or read it with holdfast.open"
             )
         try:
@@ -185,12 +185,12 @@ class Wanted:
                     )
                 self._into(nodes[key], state, key, str(key))
         except (KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
-            raise Corrupt(
+            raise CorruptError(
                 f"the tree of this state cannot be understood: {type(error).__name__}: {error}"
             ) from error
         unused = self._merge.keys() - self._used_merges
         if unused:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"merge: there is nothing to be restored under {_some(sorted(map(repr, unused)))}"
             )
         self._check_unexpected(tree)
@@ -206,7 +206,7 @@ class Wanted:
             copy_into(target, self._keep[index])
         for names, target, index in self._compared:
             if not bool((bytes_of(target) == bytes_of(self._keep[index])).all()):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{' and '.join(names)}: lie in the same memory, and were saved with different values: "
                     "what was saved was not tied, what is wanted is"
                 )
@@ -305,24 +305,24 @@ class Wanted:
         try:
             return self._merge[pattern](values)
         except Exception as error:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"merge of {path!r}: the function raised {type(error).__name__}: {error}"
             ) from error
 
     def _merged_into(self, value: Any, holder: Any, key: Any, path: str) -> None:
         target = holder[key]
         if is_module(target) or is_optimizer(target):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: a {type(target).__name__} cannot be merged: its parts can"
             )
         if isinstance(target, PARTS) or (is_tensor(target) and torch_types().is_dtensor(target)):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: is a part of a tensor, which is put together without being merged"
             )
         if is_tensor(target):
             fits = is_tensor(value) and value.shape == target.shape and value.dtype == target.dtype
             if not fits:
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{path}: merge made {_words(value)}, wanted is {_words(target)}"
                 )
 
@@ -358,14 +358,14 @@ class Wanted:
             return target
         if "module" in node:
             if not is_module(target):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{path}: saved was a module, wanted is a {type(target).__name__}"
                 )
             self._module(node["module"], unwrapped(target), path)
             return target
         if "optimizer" in node:
             if not is_optimizer(target) or not reads_plainly(target):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{path}: saved was an optimizer of torch, wanted is a {type(target).__name__}"
                 )
             self._optimizer(node["optimizer"], target, path)
@@ -377,7 +377,7 @@ class Wanted:
             self._loads.append(lambda: load_into(target, loaded, path))
             return target
         if is_module(target) or is_optimizer(target):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: wanted is a {type(target).__name__}, saved was something else: {_kind(node)}"
             )
         if is_tensor(target) or isinstance(target, PARTS):
@@ -414,7 +414,7 @@ class Wanted:
             )
         if holds_tensors(target):
             size = f" of {len(target)}" if isinstance(target, (list, tuple, Mapping)) else ""
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: wanted is a {type(target).__name__}{size} with tensors to be filled, saved was {_kind(node)}"
             )
         return self._replacing(self._make(node, path), target)
@@ -436,7 +436,7 @@ class Wanted:
         if AS_VALUE in node:
             unexpected = []  # other ranks' own
         if self._strict and (missing or unexpected):
-            raise (not_in_shard if missing else InvalidArgument)(
+            raise (not_in_shard if missing else InvalidArgumentError)(
                 f"{path}: the keys differ: not saved: {_some(missing)}; saved and not wanted: {_some(unexpected)}"
                 " (strict=False loads what both have)"
             )
@@ -482,7 +482,7 @@ class Wanted:
             return self._make_tensor(node, path, like)
         there = _there(like)
         if there is None:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: saved was {_kind(node)}: give the object that it goes into"
             )
         return self._fill(node, there, path)
@@ -511,7 +511,7 @@ class Wanted:
 
     def _object(self, name: str, path: str) -> Any:
         if name not in self._objects:
-            raise Corrupt(f"{path}: the object {name!r} is named and was not saved")
+            raise CorruptError(f"{path}: the object {name!r} is named and was not saved")
         if name in self._differing:
             raise refusal(path)
         data, codec = self._objects[name]
@@ -537,7 +537,7 @@ class Wanted:
         _torch_types = torch_types()
         torch = torch_module()
         if torch is None:
-            raise Refused(f"{path}: is a tensor of torch: import torch first")
+            raise RefusedError(f"{path}: is a tensor of torch: import torch first")
         shape = info.shape if info.flat is None else info.flat[1:]
         return torch.empty(
             shape, dtype=_torch_types.dtype_from_name(info.dtype, path), device=device
@@ -570,7 +570,7 @@ class Wanted:
                 or loaded.dtype != target.dtype
                 or loaded.shape != target.shape
             ):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{path}: was saved as {_words(loaded)}, wanted is {_words(target)}"
                 )
 
@@ -598,7 +598,7 @@ class Wanted:
                 return target
             local = target._local_tensor
         if "tensor" not in node:
-            error = not_in_shard if "absent" in node else InvalidArgument
+            error = not_in_shard if "absent" in node else InvalidArgumentError
             raise error(f"{path}: wanted is a tensor, saved was {_kind(node)}")
         info = self._info(node["tensor"], path)
         if info.flat is not None:
@@ -606,7 +606,7 @@ class Wanted:
                 f"{path}: was saved as {_saved_as(info)}, wanted is {_words(target)}: give the holdfast.Range that it goes into"
             )
         if is_subclass(local):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: wanted is a {type(local).__qualname__}, saved was a plain tensor"
             )
         self._want(node["tensor"], local, place, path)
@@ -620,7 +620,7 @@ class Wanted:
         of_numpy = is_array(target.tensor)
         kind = "array" if of_numpy and "array" in node else "tensor"
         if kind not in node:
-            error = not_in_shard if "absent" in node else InvalidArgument
+            error = not_in_shard if "absent" in node else InvalidArgumentError
             raise error(f"{path}: wanted is a part of a tensor, saved was {_kind(node)}")
         if of_numpy:
             self._array_into(node[kind], target.local, path, place)
@@ -645,20 +645,20 @@ class Wanted:
         _torch_types = torch_types()
         self._info(name, path)
         if local.device.type == "meta":
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: a tensor on the meta device has no memory: materialise it first (to_empty)"
             )
         if local.layout != torch_module().strided:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: is a tensor of layout {local.layout}, which cannot be filled: give a dense one (to_dense())"
             )
         key = (name, _place_key(place))
         if key in self._places:
             first = self._places[key]
             if is_array(first):
-                raise InvalidArgument(f"{path}: {name!r} is wanted as an array, too")
+                raise InvalidArgumentError(f"{path}: {name!r} is wanted as an array, too")
             if first.shape != local.shape or first.dtype != local.dtype:
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{path}: tensor {name!r} is wanted as {first.dtype} {list(first.shape)}, and here as "
                     f"{local.dtype} {list(local.shape)}"
                 )
@@ -669,7 +669,7 @@ class Wanted:
         self._places[key] = local
         into = local
         if torch_module().nn.parameter.is_lazy(local):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: has no shape yet: run a forward pass through the lazy module first"
             )
         contiguous = local.is_contiguous()
@@ -702,7 +702,7 @@ class Wanted:
                 if is_tensor(target)
                 else ("a broadcast array", "copy")
             )
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: is {kind}: several of its elements are one in memory. Give a copy of it ({copy}())"
             )
 
@@ -721,7 +721,7 @@ class Wanted:
         info = self._info(name, path)
         shape = target.shape if place is None else place.shape
         if shape != info.shape or array_dtype(target.dtype, path) != info.dtype:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: was saved as {info.dtype} {list(info.shape)}, wanted is an array of {target.dtype} "
                 f"{list(shape)}"
             )
@@ -731,7 +731,9 @@ class Wanted:
         spec = (name, info.dtype, info.shape, offset, local_shape, -1, None)
         if not target.flags.writeable:
             if place is not None:
-                raise InvalidArgument(f"{path}: is a part of a read-only array: give a copy of it")
+                raise InvalidArgumentError(
+                    f"{path}: is a part of a read-only array: give a copy of it"
+                )
             return self._new_array(name, path)
         self._check_elements(target, path)
         key = (name, _place_key(place))
@@ -761,7 +763,7 @@ class Wanted:
         info = self._info(name, path)
         numpy = numpy_module()
         if numpy is None:
-            raise Refused(f"{path}: is an array of NumPy: import numpy first")
+            raise RefusedError(f"{path}: is an array of NumPy: import numpy first")
         if info.offset is not None:
             raise not_in_shard(
                 f"{path}: saved was a part of an array: give the holdfast.Part that it goes into"
@@ -820,7 +822,7 @@ class Wanted:
                 name for name in self._unexpected if name in self._of_all.of_every_rank
             ]
         if self._unexpected:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"saved and not wanted: {_some(self._unexpected)} (strict=False leaves them out)"
             )
         owners: Owners | None = None
@@ -836,7 +838,7 @@ class Wanted:
                 owners = owners or Owners(tree)
                 unexpected = [name for name in unexpected if owners.are(name, path)]
             if unexpected:
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{path}: saved and not wanted: {_some(unexpected)} (strict=False leaves them out)"
                 )
 
@@ -972,7 +974,7 @@ class Wanted:
         self, saved: list[dict[str, Any]], optimizer: Any, names: dict[int, str], path: str
     ) -> None:
         if len(saved) != len(optimizer.param_groups):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: saved were {len(saved)} groups of parameters, wanted are {len(optimizer.param_groups)}"
             )
         for number, (one, group) in enumerate(zip(saved, optimizer.param_groups, strict=True)):
@@ -982,7 +984,7 @@ class Wanted:
             if self._of_all is not None:
                 left_out &= self._of_all.of_every_rank
             if wanted - had or left_out:
-                raise (not_in_shard if wanted - had else InvalidArgument)(
+                raise (not_in_shard if wanted - had else InvalidArgumentError)(
                     f"{path}: group {number}: not saved: {_some(sorted(wanted - had))}; saved and not wanted: {_some(sorted(had - wanted))}"
                 )
 

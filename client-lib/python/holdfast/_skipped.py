@@ -8,7 +8,7 @@ import logging
 import re
 import time
 
-from holdfast._errors import HoldfastError, NoRoom, Unavailable
+from holdfast._errors import HoldfastError, NoRoomError, UnavailableError
 
 _BETWEEN_LINES_S = 10.0
 _CAUSES_MAX = 1000  # that are remembered
@@ -39,7 +39,7 @@ class SkippedSaves:
         if error is None:
             return self._saved(step)
         full = logging.ERROR, f"step {step} was not saved: {error}"
-        if not isinstance(error, (Unavailable, NoRoom)):
+        if not isinstance(error, (UnavailableError, NoRoomError)):
             return full if self._is_new(error) else None
         another = type(error) is not type(self._error)
         if self._count == 0:

@@ -35,7 +35,7 @@ import time
 import uuid
 
 from holdfast import _core
-from holdfast._errors import DeadlineExceeded, HoldfastError
+from holdfast._errors import DeadlineExceededError, HoldfastError
 from holdfast._handle import Handle
 
 _log = logging.getLogger("holdfast")
@@ -116,7 +116,7 @@ class DiskWatch:
         try:
             watched.wait("nvme", 0.0)
             self._end()
-        except DeadlineExceeded as error:
+        except DeadlineExceededError as error:
             # Coordinator::HowFar tells of the trouble, if there is any.
             _, _, trouble = str(error).partition("; nvme: ")
             if not trouble:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 from holdfast._state import unwrapped
 
 
@@ -20,12 +20,12 @@ class Merged(torch.nn.Module):
         found: dict[str, Any] = {}
         for number, part in enumerate(self._parts):
             if not isinstance(part, torch.nn.Module):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"merged: part {number} is a {type(part).__name__}, where a module is wanted"
                 )
             for name, value in part.state_dict(keep_vars=True).items():
                 if found.setdefault(name, value) is not value:
-                    raise InvalidArgument(
+                    raise InvalidArgumentError(
                         f"merged: part {number} and one before it both have {name!r}, but names must be those of the whole "
                         "model. holdfast.layouts.parts(part, rule, name=…) makes such names"
                     )

@@ -39,7 +39,7 @@ from holdfast._described import (
     taken,
     torch_module,
 )
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 from holdfast._fsdp1 import refuse_fsdp1
 from holdfast._optimizers import is_optimizer, reads_plainly, stepped_by, unwrapped_optimizer
 from holdfast._part import PARTS, Part
@@ -100,7 +100,7 @@ def module_keys(state_dict: Iterable[str]) -> list[str]:
 def untagged(key: str, path: str) -> str:
     """A key of a JSON object in the tree: one that begins with `$` would be read as a tag (_json.py)."""
     if key.startswith("$"):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{join(path, key)}: a name of a module's state cannot begin with '$'"
         )
     return key
@@ -287,13 +287,13 @@ class Flattener:
 
     def run(self, state: Any) -> Flat:
         if not isinstance(state, Mapping):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"a state is a dictionary of what is to be saved, not a {type(state).__name__}"
             )
         try:
             return self._run(state)
         except RecursionError:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "a state is nested too deeply, or contains itself: what was saved could not be read again"
             ) from None
 
@@ -318,7 +318,7 @@ class Flattener:
         try:
             self._flat.objects.append((TREE, text.encode(), None))
         except UnicodeEncodeError as error:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"a key on the way to a tensor is no text that UTF-8 has: …{text[max(0, error.start - 40) : error.end]!r}"
             ) from None
         return self._flat
@@ -355,7 +355,7 @@ class Flattener:
         if is_tensor(value) or isinstance(value, PARTS):
             return self._tensor(value, path)
         if self._depth == _DEPTH_MAX:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path[:_PATH_SHOWN]}…: nested deeper than {_DEPTH_MAX} levels, or it contains itself"
             )
         self._depth += 1
@@ -399,7 +399,7 @@ class Flattener:
         try:
             return _json.tree_of(key, f"{path}: key {key!r}")
         except _json.NotJson:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: key {key!r} of a dictionary with tensors in it: a text, number, None, or a tuple of such is wanted"
             ) from None
 
@@ -458,7 +458,7 @@ class Flattener:
                     kinds[keys] = []
                     for key in keys:
                         if not isinstance(key, str):
-                            raise InvalidArgument(
+                            raise InvalidArgumentError(
                                 f"{path}: the optimizer's state of {name} has the key {key!r}: a string is wanted"
                             )
                 kinds[keys].append(name)
@@ -498,7 +498,7 @@ class Flattener:
             return self._array_part(value, path)
         if type(value) not in self._plain_types:
             if type(value).__name__ == "ShardedTensor":
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{path}: a ShardedTensor: use FSDP2 (fully_shard), whose parameters are DTensors, or save it with "
                     "holdfast.dcp.Writer"
                 )
@@ -557,7 +557,9 @@ class Flattener:
                 return parts.node(self._node, path) if parts else {"absent": list(value.shape)}
             except _json.NotJson as error:
                 if is_part:
-                    raise InvalidArgument(f"{error}, which a part of a tensor cannot be") from error
+                    raise InvalidArgumentError(
+                        f"{error}, which a part of a tensor cannot be"
+                    ) from error
         data = _subclasses.pickled(value, path, allow_pickle=self._allow_pickle)
         return self._object(path, data, TENSOR_CODEC)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast import _json
 from holdfast._described import is_subclass, torch_module
-from holdfast._errors import Corrupt, InvalidArgument, Refused, not_in_shard
+from holdfast._errors import CorruptError, InvalidArgumentError, RefusedError, not_in_shard
 from holdfast._part import Part
 
 Node = dict[str, Any]
@@ -98,7 +98,7 @@ def parts_of(tensor: Any, path: str) -> Parts | None:
             return None
         local = tensor._local_tensor
     if not is_made_of_tensors(local):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: the local part of this DTensor is a {_name(type(local))}, which does not say "
             "(__tensor_flatten__) what plain tensors it is made of: save those instead"
         )
@@ -190,8 +190,8 @@ def _proportional(
     return cut
 
 
-def _not_alike(path: str, why: str) -> InvalidArgument:
-    return InvalidArgument(
+def _not_alike(path: str, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
         f"{path}: the tensors that this subclass is made of are not sharded as it is, so no other number of ranks could read "
         f"it: {why}. Shard it along another dimension, or save its plain tensors"
     )
@@ -251,10 +251,10 @@ def _context_of(node: Node, shape: tuple[int, ...], device: Any, path: str) -> A
     if kind == "dict":
         return {key: _context_of(each, shape, device, path) for key, each in content}
     if kind in ("enum", "record"):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: its __tensor_unflatten__ wants a {content[0]}, which is no plain data: give the tensor that it goes into"
         )
-    raise Corrupt(f"{path}: a context of the unknown kind {kind!r}")
+    raise CorruptError(f"{path}: a context of the unknown kind {kind!r}")
 
 
 def _same(saved: Node, wanted: Node) -> bool:
@@ -282,7 +282,7 @@ def _type(name: str, path: str) -> Any:
             and callable(getattr(found, "__tensor_unflatten__", None))
         ):
             return found
-    raise Refused(
+    raise RefusedError(
         f"{path}: was saved as a {name}, which this program has not imported: import its module first, or give the tensor "
         "that it goes into"
     )
@@ -292,7 +292,7 @@ def put_together(content: Node, tensors: dict[str, Any], shape: tuple[int, ...],
     """A subclass of these inner tensors."""
     torch = torch_module()
     if torch is None:
-        raise Refused(f"{path}: is a tensor of torch: import torch first")
+        raise RefusedError(f"{path}: is a tensor of torch: import torch first")
     kind = _type(content["type"], path)
     device = next((each.device for each in tensors.values()), None)
     context = _context_of(content["context"], shape, device, path)
@@ -301,11 +301,11 @@ def put_together(content: Node, tensors: dict[str, Any], shape: tuple[int, ...],
         with torch.no_grad():
             made = kind.__tensor_unflatten__(tensors, context, torch.Size(shape), stride)
     except Exception as error:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: __tensor_unflatten__ of {content['type']} raised {type(error).__name__}: {error}"
         ) from error
     if type(made) is not kind or tuple(made.shape) != shape:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: __tensor_unflatten__ of {content['type']} made something else than was saved"
         )
     return made
@@ -355,16 +355,16 @@ class Restored:
             if local is not target and 0 in local.shape:
                 self._wanted.leave(_names(content))  # of which this rank has nothing
                 return target
-            raise InvalidArgument(f"{said}, wanted is a {type(local).__qualname__}")
+            raise InvalidArgumentError(f"{said}, wanted is a {type(local).__qualname__}")
         if content["type"] != parts.kind or tuple(content["shape"]) != parts.shape:
-            raise InvalidArgument(f"{said}, wanted is a {parts.kind} of {list(parts.shape)}")
+            raise InvalidArgumentError(f"{said}, wanted is a {parts.kind} of {list(parts.shape)}")
         if not _same(content["context"], parts.context):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{said} with the context {content['context']}, wanted is one with {parts.context}"
             )
         nodes = dict(content["tensors"])
         if list(nodes) != [each.attribute for each in parts.inner]:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{said} made of {list(nodes)}, wanted is one of {[each.attribute for each in parts.inner]}"
             )
         for each in parts.inner:
@@ -449,7 +449,9 @@ class Restored:
                 made[attribute] = put_together(inner, tensors, tuple(inner["shape"]), where)
                 continue
             if "tensor" not in node:
-                raise Corrupt(f"{where}: a subclass is made of tensors, not of {next(iter(node))}")
+                raise CorruptError(
+                    f"{where}: a subclass is made of tensors, not of {next(iter(node))}"
+                )
             info = self._wanted._info(node["tensor"], where)
             own = sizes.get(attribute, {})
             if info.offset is not None and not own:
@@ -513,14 +515,14 @@ def pickled(value: Any, path: str, *, allow_pickle: bool) -> bytes:
     try:
         torch.save(value.detach(), buffer)
     except Exception as error:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: torch.save cannot write a {_name(type(value))}: {type(error).__name__}: {error}"
         ) from error
     if not allow_pickle:
         try:
             torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
         except Exception as error:
-            raise Refused(
+            raise RefusedError(
                 f"{path}: a {_name(type(value))} would have to be pickled "
                 f"({type(error).__name__}): allow its type with torch.serialization.add_safe_globals, or pickles with allow_pickle=True"
             ) from error
@@ -531,11 +533,11 @@ def unpickled(data: bytes, path: str, device: Any, *, allow_pickle: bool) -> Any
     """A tensor that torch.save wrote, on that device."""
     torch = torch_module()
     if torch is None:
-        raise Refused(f"{path}: is a tensor of torch: import torch first")
+        raise RefusedError(f"{path}: is a tensor of torch: import torch first")
     try:
         return torch.load(io.BytesIO(data), map_location=device, weights_only=not allow_pickle)
     except Exception as error:
-        raise Refused(
+        raise RefusedError(
             f"{path}: this tensor's type cannot be read without unpickling ({type(error).__name__}): allow it with "
             "torch.serialization.add_safe_globals, or pickles with allow_pickle=True if you trust them"
         ) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from holdfast._errors import InvalidArgument, Refused
+from holdfast._errors import InvalidArgumentError, RefusedError
 from holdfast._part import Part
 
 # safetensors' names; what has none cannot be in an image.
@@ -50,7 +50,7 @@ def dtype_name(dtype: torch.dtype, path: str) -> str:
     """
     name = _NAMES.get(dtype)
     if name is None:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: tensors of {dtype} have no place in a safetensors file: save a view of it as "
             "integers "
             "(tensor.view(torch.uint8), or view_as_real of complex numbers)"
@@ -62,7 +62,7 @@ def dtype_from_name(name: str, path: str) -> torch.dtype:
     """The torch dtype of safetensors' name for it."""
     dtype = _DTYPES.get(name)
     if dtype is None:
-        raise InvalidArgument(f"{path}: torch {torch.__version__} has no dtype for {name}")
+        raise InvalidArgumentError(f"{path}: torch {torch.__version__} has no dtype for {name}")
     return dtype
 
 
@@ -110,12 +110,12 @@ def dtensor_place(tensor: Any, path: str) -> Place | None:
         return None
     for mesh_dim, placement in enumerate(tensor.placements):
         if placement.is_partial():
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: a DTensor with placement {placement} holds parts of sums: redistribute "
                 "it to Shard or Replicate before saving"
             )
         if _is_scattered(tensor, mesh_dim):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{path}: a DTensor with placements {tensor.placements} on a mesh of "
                 f"{tuple(tensor.device_mesh.shape)}: this rank's part is not one box of the whole: "
                 "redistribute it to Shard or Replicate before saving and restoring"
@@ -124,7 +124,7 @@ def dtensor_place(tensor: Any, path: str) -> Place | None:
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     if tuple(tensor._local_tensor.shape) != tuple(local_shape):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: this rank's part has shape {tuple(tensor._local_tensor.shape)}, where "
             f"placements {tensor.placements} "
             f"of shape {tuple(tensor.shape)} give it {tuple(local_shape)}"
@@ -166,15 +166,17 @@ def dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.is_nested:
         raise without_plain_memory(tensor, path)
     if tensor.is_quantized:
-        raise InvalidArgument(f"{path}: a quantized tensor: save its int_repr() and its scales")
+        raise InvalidArgumentError(
+            f"{path}: a quantized tensor: save its int_repr() and its scales"
+        )
     if tensor.device.type == "meta":
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: a tensor on the meta device has no values: materialise it (to_empty, then "
             "initialise) before saving"
         )
     plain = tensor.detach()
     if type(plain) is not torch.Tensor:
-        raise Refused(
+        raise RefusedError(
             f"{path}: a {type(tensor).__module__}.{type(tensor).__qualname__} is a tensor subclass "
             "and has no plain memory of its own that DCP could plan: save the plain tensors that it "
             "is made of (tensor.as_subclass(torch.Tensor), if it is one by another name), or save "
@@ -186,9 +188,9 @@ def dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
     return plain.contiguous()
 
 
-def without_plain_memory(tensor: torch.Tensor, path: str) -> InvalidArgument:
+def without_plain_memory(tensor: torch.Tensor, path: str) -> InvalidArgumentError:
     kind = "nested" if tensor.is_nested else str(tensor.layout)
-    return InvalidArgument(
+    return InvalidArgumentError(
         f"{path}: a {kind} tensor has no plain memory: save its parts (indices and values, "
         "unbind()), or a dense tensor of it"
     )
@@ -199,7 +201,7 @@ def device_ordinal(tensor: torch.Tensor, path: str) -> int:
     if tensor.device.type != "cuda":
         return -1
     if torch.version.hip is not None:  # torch calls AMD's devices "cuda", too
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{path}: is on an AMD GPU (this torch is of ROCm), and Holdfast copies from and to "
             "NVIDIA GPUs alone: give it a copy in host memory (tensor.cpu())"
         )

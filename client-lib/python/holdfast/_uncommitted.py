@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from holdfast._errors import Abandoned, DeadlineExceeded, HoldfastError, StepLost
+from holdfast._errors import AbandonedError, DeadlineExceededError, HoldfastError, StepLostError
 from holdfast._handle import Handle
 from holdfast._skipped import Line
 
@@ -29,7 +29,7 @@ class UncommittedSteps:
         self._warned = False
         self._failed = False
 
-    def sealed(self, handle: Handle) -> tuple[Line | None, Abandoned | None]:
+    def sealed(self, handle: Handle) -> tuple[Line | None, AbandonedError | None]:
         self._sealed.append(handle)
         if len(self._sealed) <= self._most:
             return None, None
@@ -49,7 +49,7 @@ class UncommittedSteps:
             self._warned = True
             steps = ", ".join(str(each.step) for each in [*older, before])
             return self._warning(steps), None
-        error = Abandoned(
+        error = AbandonedError(
             f"step {before.step} was sealed by this rank and is not committed: {self._why}"
         )
         line = None if self._failed else (logging.ERROR, f"{error}. {_WAY_OUT}")
@@ -60,7 +60,7 @@ class UncommittedSteps:
         """None: nobody can say now."""
         try:
             handle.wait("committed", 0.0)
-        except (DeadlineExceeded, StepLost) as error:
+        except (DeadlineExceededError, StepLostError) as error:
             if handle is self._sealed[-1]:
                 self._why = str(error)
             return False

@@ -29,7 +29,7 @@ from typing import IO, Any
 import torch
 
 from holdfast import _dcp_metadata, _torch_types
-from holdfast._errors import InvalidArgument, NoRoom, NotFound, Refused
+from holdfast._errors import InvalidArgumentError, NoRoomError, NotFoundError, RefusedError
 from holdfast._state import join
 
 _HEADER_BYTES_MAX = 100_000_000  # safetensors' own limit
@@ -73,7 +73,7 @@ def read(source: str | os.PathLike[str]) -> Weights:
             return _read_dcp(path)
         return _read_directory(path)
     if not path.is_file():
-        raise NotFound(f"read weights: '{path}' is no file and no directory")
+        raise NotFoundError(f"read weights: '{path}' is no file and no directory")
     if path.suffix == ".safetensors":
         return _read_file(path)
     return _read_torch(path)
@@ -90,10 +90,10 @@ def _shown(name: str) -> str:
     return repr(name[:_SHOWN_CHARACTERS_MAX]) + ("…" if long else "")
 
 
-def of_memory(where: str, error: Exception) -> NoRoom | None:
+def of_memory(where: str, error: Exception) -> NoRoomError | None:
     """What to raise instead, if the error is one of memory that is not to be had."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
-        return NoRoom(
+        return NoRoomError(
             f"{where}: no memory for it ({_first_line(error)}): import it on a host that has more"
         )
     return None
@@ -109,18 +109,18 @@ def _memory(where: str) -> Iterator[None]:
             raise no_room from None
         if isinstance(error, OSError):
             raise
-        raise InvalidArgument(f"{where}: {_first_line(error)}") from None
+        raise InvalidArgumentError(f"{where}: {_first_line(error)}") from None
 
 
 def _add(weights: Weights, where: str, name: str, tensor: torch.Tensor) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{where}: a tensor is called {_shown(name)}, which is no text"
         ) from None
     if name in weights.tensors:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{where}: two tensors are called {_shown(name)}: they cannot be told apart"
         )
     weights.tensors[name] = tensor.detach()
@@ -139,19 +139,19 @@ def _read_torch(path: pathlib.Path) -> Weights:
                 _check_archive(file)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        raise Refused(
+        raise RefusedError(
             f"read '{path}': it holds more than tensors, containers and numbers, and what else it holds could run any code: "
             f"load it yourself, if you trust who wrote it, and save its weights with holdfast.Checkpointer ({_first_line(error)})"
         ) from None
     except Exception as error:  # of many kinds, for a file that is none of torch's
         if no_room := of_memory(f"read '{path}'", error):
             raise no_room from None
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"read '{path}': not a file of torch.save, or a damaged one ({_first_line(error)}); files of safetensors "
             "are known by the end of their names"
         ) from None
     if not isinstance(content, Mapping):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"read '{path}': it holds a {type(content).__name__}: a dictionary of tensors is wanted"
         )
     with _memory(f"read '{path}'"):
@@ -206,7 +206,7 @@ class _Collected:
         self._collect(content, "", 0)
         nbytes_max = 4 * self._path.stat().st_size + _EXPANDED_BYTES_MAX
         if sum(self._nbytes.values()) > nbytes_max:  # of a few bytes that they share
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"read '{self._path}': tensors of more than {nbytes_max} bytes in a file of {self._path.stat().st_size}: save them "
                 "anew, each tensor by itself (tensor.clone())"
             )
@@ -216,7 +216,7 @@ class _Collected:
         self._values += 1
         self._names_bytes += len(name)
         if self._values > _VALUES_MAX or self._names_bytes > _NAMES_BYTES_MAX:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"read '{self._path}': more than {_VALUES_MAX} values, or {_NAMES_BYTES_MAX} bytes of names: save a dictionary "
                 "of the weights alone"
             )
@@ -250,7 +250,7 @@ class _Collected:
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> None:
         if _torch_types.is_dtensor(tensor):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"read '{self._path}': {_shown(name)} is a DTensor, of which other ranks have parts: save it whole (full_tensor())"
             )
         if tensor.is_nested:
@@ -290,17 +290,17 @@ def _object_of(text: bytes) -> dict[str, Any]:
         told = dict(pairs)
         if len(told) != len(pairs):
             [(twice, _)] = collections.Counter(name for name, _ in pairs).most_common(1)
-            raise InvalidArgument(f"it says {_shown(twice)} twice")
+            raise InvalidArgumentError(f"it says {_shown(twice)} twice")
         return told
 
     try:
         told = json.loads(text, object_pairs_hook=told_once)
-    except InvalidArgument:
+    except InvalidArgumentError:
         raise
     except (ValueError, RecursionError):
         told = None
     if type(told) is not dict:
-        raise InvalidArgument("it says nothing that makes sense")
+        raise InvalidArgumentError("it says nothing that makes sense")
     return told
 
 
@@ -346,14 +346,14 @@ def _read_file(path: pathlib.Path) -> Weights:
 def _read_directory(path: pathlib.Path) -> Weights:
     indices = sorted(path.glob(_INDEX))
     if len(indices) > 1:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"read '{path}': it has several indices ({', '.join(index.name for index in indices)}): name a file of it"
         )
     if indices:
         return _read_indexed(path, indices[0])
     names = {file.name for file in path.glob("*.safetensors")}
     if not names:
-        raise NotFound(
+        raise NotFoundError(
             f"read '{path}': no weights in it: looked for *.safetensors and for DCP's {_DCP_METADATA}"
         )
     sets = {
@@ -363,7 +363,7 @@ def _read_directory(path: pathlib.Path) -> Weights:
         for number in range(1, min(int(count), len(names) + 1) + 1):
             other = f"{start}-{number:0{digits}}-of-{count}.safetensors"
             if other not in names:
-                raise NotFound(f"read '{path}': '{other}' is missing: the set is not complete")
+                raise NotFoundError(f"read '{path}': '{other}' is missing: the set is not complete")
     files = _Files()
     for name in sorted(names):
         files.add(path / name)
@@ -372,18 +372,20 @@ def _read_directory(path: pathlib.Path) -> Weights:
 
 def _read_indexed(path: pathlib.Path, index: pathlib.Path) -> Weights:
     if not index.is_file():
-        raise InvalidArgument(f"read '{index}': not a file")
+        raise InvalidArgumentError(f"read '{index}': not a file")
     if index.stat().st_size > _INDEX_BYTES_MAX:
-        raise InvalidArgument(f"read '{index}': an index of more than {_INDEX_BYTES_MAX} bytes")
+        raise InvalidArgumentError(
+            f"read '{index}': an index of more than {_INDEX_BYTES_MAX} bytes"
+        )
     try:
         said = _object_of(index.read_bytes())["weight_map"]
         wanted = {str(name): str(file) for name, file in said.items()}
-    except InvalidArgument as error:
-        raise InvalidArgument(
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
             f"read '{index}': not an index of safetensors files: {error}"
         ) from None
     except (KeyError, AttributeError):
-        raise InvalidArgument(f"read '{index}': not an index of safetensors files") from None
+        raise InvalidArgumentError(f"read '{index}': not an index of safetensors files") from None
     files = _Files()
     for file in sorted(set(wanted.values())):
         files.add(_inside(path, file, index), lambda name, file=file: wanted.get(name) == file)  # type: ignore[misc]
@@ -391,7 +393,7 @@ def _read_indexed(path: pathlib.Path, index: pathlib.Path) -> Weights:
     found = weights.tensors.keys() | set(weights.left_out)
     missing = sorted(wanted.keys() - found)
     if missing:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"read '{index}': {_shown(missing[0])} is not in '{wanted[missing[0]]}', where it should be, nor are "
             f"{len(missing) - 1} others where they should be"
         )
@@ -401,11 +403,11 @@ def _read_indexed(path: pathlib.Path, index: pathlib.Path) -> Weights:
 def _inside(path: pathlib.Path, name: str, said_by: pathlib.Path) -> pathlib.Path:
     """The file of that name, which something hostile may have given."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise Refused(
+        raise RefusedError(
             f"read '{said_by}': it names {_shown(name)}, which is no file of its directory"
         )
     if len(name) > _FILE_NAME_MAX or not (path / name).is_file():
-        raise NotFound(f"read '{said_by}': it names {_shown(name)}, and there is no such file")
+        raise NotFoundError(f"read '{said_by}': it names {_shown(name)}, and there is no such file")
     return path / name
 
 
@@ -414,11 +416,13 @@ def _read_safetensors(
 ) -> tuple[Iterator[tuple[str, torch.Tensor]], dict[str, str]]:
     """The tensors of one file: private mappings of it, so that memory is used as they are read; and its metadata."""
 
-    def wrong(what: str) -> InvalidArgument:
-        return InvalidArgument(f"read '{path}': not a safetensors file, or a damaged one: {what}")
+    def wrong(what: str) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"read '{path}': not a safetensors file, or a damaged one: {what}"
+        )
 
     if not path.is_file():
-        raise InvalidArgument(f"read '{path}': not a file")
+        raise InvalidArgumentError(f"read '{path}': not a file")
     with open(path, "rb") as file:
         bytes_in_file = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -435,7 +439,7 @@ def _read_safetensors(
                 for name, each in header.items()
                 if name != "__metadata__"
             }
-        except InvalidArgument as error:
+        except InvalidArgumentError as error:
             raise wrong(str(error)) from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise wrong("its header says nothing that makes sense") from None
@@ -513,7 +517,7 @@ def _read_dcp(path: pathlib.Path) -> Weights:
                 for offsets, sizes in tensor.parts
             ]
         except LookupError:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"read '{said_by}': it contradicts itself: of {_shown(name)} a part lies nowhere"
             ) from None
         _add(weights, f"read '{path}'", name, _whole(where, tensor, stored, parts))
@@ -522,13 +526,15 @@ def _read_dcp(path: pathlib.Path) -> Weights:
 
 def _read_metadata(path: pathlib.Path) -> _dcp_metadata.Metadata:
     if path.stat().st_size > _PICKLE_BYTES_MAX:
-        raise InvalidArgument(f"read '{path}': metadata of more than {_PICKLE_BYTES_MAX} bytes")
+        raise InvalidArgumentError(
+            f"read '{path}': metadata of more than {_PICKLE_BYTES_MAX} bytes"
+        )
     try:
         return _dcp_metadata.parse(path.read_bytes())
-    except Refused as refused:
-        raise Refused(f"read '{path}': {refused}") from None
+    except RefusedError as refused:
+        raise RefusedError(f"read '{path}': {refused}") from None
     except Exception as error:
-        raise of_memory(f"read '{path}'", error) or InvalidArgument(
+        raise of_memory(f"read '{path}'", error) or InvalidArgumentError(
             f"read '{path}': not DCP's metadata, or damaged, or it contradicts itself ({_first_line(error)})"
         ) from None
 
@@ -545,17 +551,17 @@ class _Parts:
         name, offset, length = stored.file, stored.offset, stored.length
         size = _inside(self._path, name, self._path / _DCP_METADATA).stat().st_size
         if stored.transformed:
-            raise Refused(
+            raise RefusedError(
                 f"read '{self._path / name}': what DCP has transformed (compressed, for one) is not read: "
                 "load it with dcp.load, and save it with holdfast.Checkpointer"
             )
         if offset < 0 or length < 0 or offset + length > size:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"read '{self._path / name}': {length} bytes at {offset} are beyond its end: it was cut short"
             )
         self._left[name] = self._left.get(name, size) - length
         if self._left[name] < 0:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"read '{self._path / name}': '{_DCP_METADATA}' names more of it than it has: parts of tensors lie in the same place"
             )
 
@@ -575,16 +581,18 @@ def _whole(
     shape, dtype = tensor.shape, tensor.dtype
     _torch_types.dtype_name(dtype, where)
     if any(size < 0 for size in shape):
-        raise InvalidArgument(f"{where}: {shape} is no shape")
+        raise InvalidArgumentError(f"{where}: {shape} is no shape")
     for offsets, sizes, place in stored:
         if not len(offsets) == len(sizes) == len(shape) or any(
             o < 0 or n < 0 or o + n > size for o, n, size in zip(offsets, sizes, shape, strict=True)
         ):
-            raise InvalidArgument(f"{where}: a part at {offsets} of {sizes} is not in {shape}")
+            raise InvalidArgumentError(f"{where}: a part at {offsets} of {sizes} is not in {shape}")
         parts.claim(place)
     bytes_stored = sum(place.length for _, _, place in stored)
     if math.prod(shape) * dtype.itemsize > bytes_stored:
-        raise InvalidArgument(f"{where}: {bytes_stored} bytes are stored of a tensor of {shape}")
+        raise InvalidArgumentError(
+            f"{where}: {bytes_stored} bytes are stored of a tensor of {shape}"
+        )
     with _memory(where):
         whole = torch.empty(shape, dtype=dtype)
         has = None if len(stored) == 1 else torch.zeros(shape, dtype=torch.bool)
@@ -592,7 +600,7 @@ def _whole(
         with _memory(where):
             part = _part(where, parts.read(place))
         if part.dtype != dtype or tuple(part.shape) != sizes:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{where}: the part at {offsets} is {part.dtype} of {tuple(part.shape)}, not {dtype} of {sizes}"
             )
         box = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
@@ -600,9 +608,9 @@ def _whole(
         if has is not None:
             has[box] = True
         elif sizes != shape:
-            raise InvalidArgument(f"{where}: only {sizes} of {shape} was stored")
+            raise InvalidArgumentError(f"{where}: only {sizes} of {shape} was stored")
     if has is not None and not has.all():
-        raise InvalidArgument(f"{where}: its parts do not make up {shape}")
+        raise InvalidArgumentError(f"{where}: its parts do not make up {shape}")
     return whole
 
 
@@ -613,7 +621,7 @@ def _part(where: str, data: bytes) -> torch.Tensor:
         _check_archive(io.BytesIO(data))
         part = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
-        raise of_memory(where, error) or InvalidArgument(
+        raise of_memory(where, error) or InvalidArgumentError(
             f"{where}: a part is damaged ({_first_line(error)})"
         ) from None
     if (
@@ -622,6 +630,6 @@ def _part(where: str, data: bytes) -> torch.Tensor:
         or part.device.type != "cpu"
         or part.is_quantized
     ):
-        raise InvalidArgument(f"{where}: a part is no tensor with plain memory")
+        raise InvalidArgumentError(f"{where}: a part is no tensor with plain memory")
     plain: torch.Tensor = part.detach()
     return plain

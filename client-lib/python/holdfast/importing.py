@@ -27,7 +27,7 @@ import torch
 
 from holdfast import _daemon, _jobs, _weights
 from holdfast._checkpointer import Checkpointer
-from holdfast._errors import DeadlineExceeded, InvalidArgument, Unavailable
+from holdfast._errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from holdfast._handle import Stage
 from holdfast._state import Flattener
 
@@ -98,7 +98,7 @@ def import_weights(
     step = _jobs.unsigned("import", "step", step)
     limit = math.inf if timeout is None else _jobs.seconds("import", "timeout", timeout)
     if not isinstance(key, str) or not key:
-        raise InvalidArgument(f"import: key={key!r} is not a key of a state")
+        raise InvalidArgumentError(f"import: key={key!r} is not a key of a state")
     named = None if socket is None else os.fspath(socket)
     if known := _daemon.known_socket(named):
         _check_listens(known)  # it may take long to read the source
@@ -138,7 +138,7 @@ def _read(
         }
     if not tensors:
         called = "" if only is None else f" that is called '{only}.…'"
-        raise InvalidArgument(f"import: there is no tensor in '{source}'{called}")
+        raise InvalidArgumentError(f"import: there is no tensor in '{source}'{called}")
     return tensors, left_out
 
 
@@ -153,8 +153,8 @@ def _joined(job: str, socket: str | None, limit: float, options: dict[str, Any])
         return Checkpointer(
             job, rank=0, world_size=1, socket=path, on_error="raise", **{**waits, **options}
         )
-    except DeadlineExceeded as error:
-        raise Unavailable(
+    except DeadlineExceededError as error:
+        raise UnavailableError(
             f"{error} ('{path}', within {patience:g} s): see its log, or name another one's socket ({_NAMED_BY})"
         ) from None
 
@@ -163,7 +163,7 @@ def _check_listens(path: str) -> None:
     """(Of a path that cannot be one, and of a socket that this user may not use, the library says more.)"""
     error = _daemon.connect_error(path)
     if error is not None and error.errno not in (None, errno.EACCES, errno.EPERM):
-        raise Unavailable(
+        raise UnavailableError(
             f"import: connect to ckptd at '{path}': {error.strerror}: is ckptd running? Start it, or name its socket "
             f"({_NAMED_BY})"
         )

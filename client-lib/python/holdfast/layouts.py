@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from holdfast._errors import InvalidArgument
+from holdfast._errors import InvalidArgumentError
 from holdfast._part import Part
 from holdfast._range import Range
 from holdfast._state import is_tensor
@@ -68,7 +68,7 @@ def parts(module: Any, rule: Rule, *, name: Callable[[str], str] = str) -> dict[
         made = {of_all: _whole(tensor)} if split is None else _split(of_all, tensor, split)
         for key, part in made.items():
             if key in found:
-                raise InvalidArgument(f"layouts.parts: two tensors are called {key!r}")
+                raise InvalidArgumentError(f"layouts.parts: two tensors are called {key!r}")
             found[key] = part
     return found
 
@@ -93,14 +93,14 @@ def _whole(tensor: Any) -> Any:
 
 def _split(name: str, tensor: Any, split: Split) -> dict[str, Part]:
     if not 0 <= split.rank < split.ranks:
-        raise InvalidArgument(f"{name}: part {split.rank} of {split.ranks}: there is none")
+        raise InvalidArgumentError(f"{name}: part {split.rank} of {split.ranks}: there is none")
     if not -tensor.ndim <= split.dim < tensor.ndim:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{name}: split along dimension {split.dim}, and its shape is {list(tensor.shape)}"
         )
     dim = split.dim % tensor.ndim
     if split.blocks < 1 or tensor.shape[dim] % split.blocks:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{name}: dimension {dim} of {list(tensor.shape)} is not {split.blocks} equal blocks"
         )
     each = tensor.shape[dim] // split.blocks
@@ -128,7 +128,7 @@ def tensor_parallel(
     _check_rank("tensor_parallel", rank, ranks)
     for key, patterns in (("column", column), ("row", row), ("gated", gated)):
         if isinstance(patterns, str):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"layouts.tensor_parallel: {key} is a list of patterns, not a text: [{patterns!r}]"
             )
 
@@ -149,7 +149,7 @@ def tensor_parallel(
 
 def _check_rank(function: str, rank: int, ranks: int) -> None:
     if not 0 <= rank < ranks:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"layouts.{function}: there is no rank {rank} of {ranks}: those of this split are meant, "
             "not of the whole job"
         )
@@ -169,7 +169,7 @@ def flat_shards(
     share = -(-sum(sizes.values()) // ranks)
     begin, end = rank * share, min((rank + 1) * share, sum(sizes.values()))
     if buffer.ndim != 1 or buffer.numel() < end - begin:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"layouts.flat_shards: rank {rank} of {ranks} has {max(end - begin, 0)} elements, and the buffer's shape is {list(buffer.shape)}"
         )
     found: dict[str, Range] = {}

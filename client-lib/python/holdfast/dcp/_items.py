@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from holdfast import _json, _objects
-from holdfast._errors import Refused
+from holdfast._errors import RefusedError
 
 # Bytes of a planner's own making, which its load_bytes understands; those of DCP's planners
 # unpickle.
@@ -49,7 +49,7 @@ def object_of(
         return name, _json.encode(value, name), None
     except Exception as error:
         if not allow_pickle:
-            raise Refused(
+            raise RefusedError(
                 f"{name}: {type(planner).__qualname__} makes bytes of it that are no plain value; "
                 "reading them may run any code: "
                 "allow it with allow_pickle=True"
@@ -63,7 +63,7 @@ def bytes_for(name: str, data: bytes, codec: str | None, *, allow_pickle: bool) 
     """
     if codec == PLANNER_BYTES:
         if not allow_pickle:
-            raise Refused(
+            raise RefusedError(
                 f"{name}: was saved as bytes of a planner, which may run any code when they are "
                 "read: allow_pickle=True if you trust them"
             )

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from holdfast import _core
-from holdfast._errors import Corrupt, InvalidArgument
+from holdfast._errors import CorruptError, InvalidArgumentError
 from holdfast._state import TREE
 from holdfast._torch_types import Place, dtype_from_name
 from holdfast.dcp import _optimizers, _tree
@@ -32,7 +32,7 @@ MAPPINGS = "torch.distributed.checkpoint/planner_data"
 def check_name(name: str) -> None:
     """A value under the name of what Holdfast puts beside a state would be read as that."""
     if name in (TREE, MAPPINGS):
-        raise InvalidArgument(f"{name!r}: Holdfast keeps this name for itself: rename the key")
+        raise InvalidArgumentError(f"{name!r}: Holdfast keeps this name for itself: rename the key")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ def decode_mappings(data: bytes, where: str) -> dict[str, tuple[str | int, ...]]
         tree = json.loads(data)
         paths = {name: tuple(path) for name, path in tree.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupt(
+        raise CorruptError(
             f"{where}: object {MAPPINGS!r} is not a map of names to paths: {error}"
         ) from error
     for name, path in paths.items():
         if not path or not all(type(part) in (str, int) for part in path):
-            raise Corrupt(f"{where}: object {MAPPINGS!r} has {path!r} as the path of {name!r}")
+            raise CorruptError(f"{where}: object {MAPPINGS!r} has {path!r} as the path of {name!r}")
     return paths
 
 
@@ -178,7 +178,7 @@ class Stored:
         for each in sources:
             if _begins_at(each, index):
                 return each
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"load: the plan wants a part of {index.fqn!r} at {index.offset}, where none was saved"
         )
 

@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterator, Set
 from typing import Any
 
-from holdfast._errors import Corrupt
+from holdfast._errors import CorruptError
 from holdfast.dcp._tree import Tree, walk
 
 
@@ -55,7 +55,7 @@ class Names:
             try:
                 self._add(path, content, tree.modules)
             except (ValueError, TypeError, LookupError, AttributeError) as error:
-                raise Corrupt(f"{where}: {path}: the optimizer is none: {error}") from error
+                raise CorruptError(f"{where}: {path}: the optimizer is none: {error}") from error
 
     def found(self) -> Iterator[tuple[str, str | bytes]]:
         for name, content in self._contents.items():

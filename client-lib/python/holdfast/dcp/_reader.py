@@ -20,12 +20,12 @@ from torch.futures import Future
 from holdfast import _core, _environment, _held
 from holdfast._daemon import ensure_daemon
 from holdfast._errors import (
-    Corrupt,
+    CorruptError,
     HoldfastError,
-    InvalidArgument,
-    NotFound,
-    NothingToRestore,
-    Refused,
+    InvalidArgumentError,
+    NotFoundError,
+    NothingToRestoreError,
+    RefusedError,
 )
 from holdfast._jobs import (
     SharedJob,
@@ -95,7 +95,7 @@ class Reader(StorageReader):
         super().__init__()
         attempt = unsigned("Reader", "attempt", attempt)
         if attempt and step is None:
-            raise InvalidArgument("Reader: attempt= is of no use without step=")
+            raise InvalidArgumentError("Reader: attempt= is of no use without step=")
         self.job = job_name("Reader", job)
         self._step = None if step is None else unsigned("Reader", "step", step)
         self._attempt = attempt
@@ -127,7 +127,7 @@ class Reader(StorageReader):
         """
         try:
             return self._choose()[1]
-        except NothingToRestore:
+        except NothingToRestoreError:
             return None
 
     @property
@@ -145,7 +145,7 @@ class Reader(StorageReader):
         self._views.clear()  # of a load whose plan failed: nobody tells
         step = self._step if self._found is None else self._found[1]
         if checkpoint_id is not None and (step is None or not names_step(checkpoint_id, step)):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"Reader: checkpoint_id={str(checkpoint_id)!r} does not name the step that this "
                 f"Reader loads ({'the newest' if step is None else f'step {step}'} of job "
                 f"{self.job!r}): leave it out, or name the step: Reader({self.job!r}, step=…)"
@@ -184,7 +184,7 @@ class Reader(StorageReader):
             steps = ", ".join(
                 f"step {step} of attempt {attempt}" for attempt, step in sorted(found)
             )
-            raise Refused(
+            raise RefusedError(
                 f"Reader: the ranks found different newest steps ({steps}): a run is saving just "
                 "now; name one with step="
             )
@@ -199,7 +199,7 @@ class Reader(StorageReader):
             for item in plan.items:
                 name = item.storage_index.fqn
                 if name in self._stored.conflicts:
-                    raise Refused(
+                    raise RefusedError(
                         f"Reader: {name!r} cannot be put together in step {self.step}: "
                         f"{self._stored.conflicts[name]}"
                     )
@@ -329,7 +329,7 @@ class Reader(StorageReader):
         attempt, step = self._found
         view = self._attach(rank, step, attempt, self._damaged.get(rank, ()))
         if (view.attempt, view.step) != (attempt, step):
-            raise NotFound(
+            raise NotFoundError(
                 f"Reader: asked for step {step} of attempt {attempt}, rank {rank} came with "
                 f"step {view.step} of attempt {view.attempt}"
             )
@@ -342,7 +342,7 @@ class Reader(StorageReader):
             try:
                 view.read(index, address)
                 return
-            except Corrupt:
+            except CorruptError:
                 damaged = self._damaged.setdefault(rank, [])
                 if view.tier in damaged:
                     raise  # the daemon has given a copy of which it was told
@@ -399,7 +399,7 @@ def _read_tensor(
             chunk = chunk.narrow(dimension, offset, length)
         target = planner.resolve_tensor(item).detach()
         if target.shape != chunk.shape:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"load: {item.storage_index.fqn}: the plan wants shape {tuple(chunk.shape)} put "
                 f"into {tuple(target.shape)}"
             )

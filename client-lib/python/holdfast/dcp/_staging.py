@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.staging import AsyncStager
 
 from holdfast import _core, _held, _objects
-from holdfast._errors import InvalidArgument, Refused
+from holdfast._errors import InvalidArgumentError, RefusedError
 from holdfast._handle import Handle, streams_of
 from holdfast._held import HeldSave
 from holdfast._jobs import SharedJob
@@ -74,7 +74,7 @@ def _claim(job: str) -> Writer:
         announced = _announced.pop(job, None)
     writer = announced() if announced is not None else None
     if writer is None:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"stage: no Writer of job {job!r} waits for a state: the step comes from it, so make "
             "it in the call: "
             f"dcp.async_save(state, storage_writer=holdfast.dcp.Writer({job!r}, step=…), "
@@ -254,7 +254,7 @@ def _leaf(name: str, tensor: torch.Tensor, pieces: _Pieces) -> int | _Leaf:
     if is_dtensor(tensor):
         return _dtensor_leaf(name, tensor, pieces)
     if hasattr(tensor, "__create_write_items__"):
-        raise Refused(
+        raise RefusedError(
             f"{name}: a {type(tensor).__module__}.{type(tensor).__qualname__} is staged by its own "
             "rules only: "
             "use DCP's DefaultStager beside the Writer"
@@ -281,7 +281,7 @@ class _NotCopied:
     """In a state dict that is still being copied."""
 
     def __reduce__(self) -> Any:
-        raise Refused(
+        raise RefusedError(
             "dcp.async_save: this state is still being copied: a state that a Writer or Stager "
             "has staged is saved by dcp.async_save alone"
         )
@@ -472,7 +472,7 @@ class Staging:
             held.save.wait("snapshot", timeout)
             changed = self._unchanged.look()
             if changed is not None:
-                raise Refused(
+                raise RefusedError(
                     f"save step {held.step} of job {held.shared.name!r}: {changed} was changed "
                     "while it was copied, by something else than an optimizer's step(): the step "
                     "is lost. Call synchronize_staging() of the Writer or Stager before that "

@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from holdfast import _json
-from holdfast._errors import Corrupt, HoldfastError
+from holdfast._errors import CorruptError, HoldfastError
 
 _DEPTH_MAX = 150
 
@@ -42,7 +42,7 @@ def read(data: bytes, where: str) -> Tree:
     except HoldfastError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"{where}: the tree of the state is none: {error}") from error
+        raise CorruptError(f"{where}: the tree of the state is none: {error}") from error
     return tree
 
 

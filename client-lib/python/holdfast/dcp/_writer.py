@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from holdfast import _core, _held
 from holdfast._daemon import ensure_daemon
-from holdfast._errors import InvalidArgument, Refused
+from holdfast._errors import InvalidArgumentError, RefusedError
 from holdfast._handle import streams_of
 from holdfast._held import HeldSave
 from holdfast._jobs import SharedJob, job_for, job_name, open_job, seconds, unsigned
@@ -60,7 +60,7 @@ class Writer(StorageWriter):
     there.
     `allow_pickle`: objects that are not JSON are pickled; they are refused otherwise.
     `wait_for_room`: seconds that a save may wait for a slot. By default it fails instead, with
-    holdfast.NoRoom.
+    holdfast.NoRoomError.
     `timeout`: seconds for each thing that is waited for. One is the last step that was staged and
     is not sealed yet: if it takes longer, it is given up.
     `rank`, `world_size`, `launch`, `socket`: of the job, where the launcher's environment does not
@@ -88,7 +88,7 @@ class Writer(StorageWriter):
     ) -> None:
         super().__init__()
         if wait not in _STAGES:
-            raise InvalidArgument(f"Writer: wait={wait!r} is none of {', '.join(_STAGES)}")
+            raise InvalidArgumentError(f"Writer: wait={wait!r} is none of {', '.join(_STAGES)}")
         self.job = job_name("Writer", job)
         self.step = unsigned("Writer", "step", step)
         self._wait = wait
@@ -113,7 +113,7 @@ class Writer(StorageWriter):
         _fences.install()
 
     def __reduce__(self) -> Any:
-        raise Refused(
+        raise RefusedError(
             "Writer: cannot go to another process: the slots are mapped in this one "
             "(AsyncCheckpointerType.THREAD is the one to use)"
         )
@@ -136,7 +136,7 @@ class Writer(StorageWriter):
         """
         _staging.withdraw(self)
         if self._staging is not None or self._staged is not None or self._save is not None:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"Writer: step {self.step} of job {self.job!r} was given to this Writer already: "
                 "make one for each save"
             )
@@ -196,7 +196,7 @@ class Writer(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None and not names_step(checkpoint_id, self.step):
             self.close()
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"Writer: checkpoint_id={str(checkpoint_id)!r} does not name the step that this "
                 f"Writer saves, {self.step} of job {self.job!r}: leave it out, or let it end in "
                 "the step"
@@ -228,7 +228,7 @@ class Writer(StorageWriter):
         world_size = self._shared().world_size
         in_group = dist.is_available() and dist.is_initialized()
         if self._planned_together and in_group and len(plans) != world_size:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"Writer: save step {self.step} of job {self.job!r}: {len(plans)} of its "
                 f"{world_size} ranks take part, so the step would never be committed. Call it on "
                 "all ranks of the job, without no_dist=True, and with a process_group that has all "
@@ -260,7 +260,7 @@ class Writer(StorageWriter):
             for result in rank_results:
                 rank, step = result.storage_data
                 if step != self.step:
-                    raise InvalidArgument(
+                    raise InvalidArgumentError(
                         f"Writer: this rank saved step {self.step}, rank {rank} step {step}: name "
                         "the same step on all ranks"
                     )
@@ -273,7 +273,7 @@ class Writer(StorageWriter):
     def wait(self, stage: str = "committed", timeout: float | None = None) -> None:
         """Waits until the save has come that far: "sealed", "committed", "nvme" or "remote"."""
         if self._save is None:
-            raise Refused(f"Writer: step {self.step} of job {self.job!r} has not been saved")
+            raise RefusedError(f"Writer: step {self.step} of job {self.job!r} has not been saved")
         self._save.wait(stage, self._timeout if timeout is None else timeout)
 
     def _shared(self) -> SharedJob:
@@ -294,7 +294,7 @@ class Writer(StorageWriter):
                 # The slot is of this step, and a step is begun once: to write anything else it
                 # would have to be another.
                 staged.held.shared.stages_in_slots = False
-                raise Refused(
+                raise RefusedError(
                     f"Writer: step {self.step} of job {self.job!r} was staged before it was "
                     f"planned, and {type(planner).__qualname__} "
                     f"plans {difference}: the step is lost; from the next one on this process "
@@ -328,14 +328,14 @@ class Writer(StorageWriter):
             owner = _held.holder_of(source.data_ptr())
             if owner is not None:
                 owner.discard()
-                raise Refused(
+                raise RefusedError(
                     f"Writer: {name} was staged for step {owner.step} by another Writer than this "
                     f"one of step {self.step}: "
                     "make one Writer for each async_save, in the call"
                 )
             place = chunk_place(item.tensor_data.size, item.tensor_data.chunk)
             if tuple(source.shape) != place.local_shape:
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{name}: planned was shape {place.local_shape}, the planner resolves it to "
                     f"{tuple(source.shape)}"
                 )
@@ -390,7 +390,7 @@ def _nbytes(item: WriteItem, staged: _staging.Staged) -> int:
 
 def _mappings_object(planner_data: Any) -> tuple[str, bytes, str | None]:
     if not isinstance(planner_data, Mapping):
-        raise Refused(
+        raise RefusedError(
             f"Writer: planner_data of type {type(planner_data).__qualname__}: only DCP's own (a "
             "map of names to paths) can be saved"
         )
