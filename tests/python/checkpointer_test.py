@@ -852,7 +852,7 @@ def test_a_state_that_raises_is_a_failed_save(ckpt: holdfast.Checkpointer) -> No
 
 
 def test_ctrl_c_ends_a_save_that_waits_for_a_stopped_daemon(daemon: Daemon) -> None:
-    ckpt = holdfast.Checkpointer("job", overlap=False)
+    ckpt = holdfast.Checkpointer("job", overlap=False, call_timeout=60.0)
     state = {"w": torch.ones(5 << 20)}  # more than is set aside: it waits for a slot
     ckpt.save(0, state, wait="sealed", timeout=60)
     assert daemon.process is not None

@@ -193,7 +193,7 @@ def test_offloaded_state_is_copied_beside_the_loop(
     optim.step()
     on_device = model.w.data_ptr()
     monkeypatch.setattr(
-        _torch_types, "device_ordinal", lambda part: 0 if part.data_ptr() == on_device else -1
+        _torch_types, "device_ordinal", lambda part, path: 0 if part.data_ptr() == on_device else -1
     )
     flat = _state.Flattener(allow_pickle=False, fences=lambda _: True).run(
         {"model": model, "optim": optim, "other": torch.zeros(5)}

@@ -23,9 +23,13 @@ def refuse_fsdp1(path: str, value: Any) -> None:
     else:
         refused = any(isinstance(each, kind) for each in value.modules())
     if refused:
-        of = "an optimizer over FSDP1's parameters" if is_optimizer(value) else "an FSDP1 module"
+        what = (
+            "is an optimizer over FSDP1's parameters"
+            if is_optimizer(value)
+            else "is an FSDP1 module"
+        )
         raise InvalidArgumentError(
-            f"{path}: is {of} (FullyShardedDataParallel), which a Checkpointer does not save: its pieces cannot be restored on "
+            f"{path}: {what} (FullyShardedDataParallel), which a Checkpointer does not save: its pieces cannot be restored on "
             "another number of ranks. Shard with FSDP2 (torch.distributed.fsdp.fully_shard), or save with holdfast.dcp.Writer what "
             "torch.distributed.checkpoint.state_dict.get_state_dict returns with flatten_optimizer_state_dict=True"
         )
