@@ -89,6 +89,23 @@ def test_padding_depends_on_the_number_of_ranks_and_what_is_saved_does_not(
         assert step.shape("optim.state.words.exp_avg") == (WORDS, WIDTH)
 
 
+def test_a_rank_without_a_row_comes_back(ckpt: holdfast.Checkpointer) -> None:
+    def state() -> dict[str, Any]:
+        row, none = (torch.nn.Parameter(torch.ones(rows, 4)) for rows in (1, 0))
+        optim = torch.optim.AdamW([row, none])
+        return {"w": holdfast.Part(none, (8, 4), (8, 0)), "row": row, "optim": optim}
+
+    saved = state()
+    sum(each.sum() for each in saved["optim"].param_groups[0]["params"]).backward()
+    saved["optim"].step()
+    ckpt.save(1, saved, wait="sealed", timeout=60)
+    fresh = state()
+    assert ckpt.restore(fresh) == 1
+    moments = [each["exp_avg"] for each in fresh["optim"].state.values()]
+    assert [tuple(each.shape) for each in moments] == [(1, 4), (0, 4)]
+    assert torch.equal(fresh["row"], saved["row"])
+
+
 def test_wrong_padding_is_named() -> None:
     for valid in (-1, 5, "x"):
         with pytest.raises(holdfast.InvalidArgumentError, match="Part: .*valid"):

@@ -16,7 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import holdfast
 from daemons import Daemon
-from holdfast import _core
+from holdfast import _core, _subclasses
 
 aten = torch.ops.aten
 BLOCK = 4
@@ -217,6 +217,23 @@ def test_a_context_of_records_wants_a_place_to_go_to(ckpt: holdfast.Checkpointer
         holdfast.InvalidArgumentError, match=r"extra.value: .*Rounding.*give the tensor"
     ):
         ckpt.restore({"extra": {}})
+
+
+def test_a_block_as_large_as_the_tensor_is_not_taken_for_its_shape() -> None:
+    def context(block: list[int]) -> str:
+        made = _subclasses.parts_of(blocks(4, 4, context=block), "w")
+        assert made is not None
+        return repr(made.context)
+
+    assert "shape" in context([2, 2]) and "shape" not in context([4, 4])
+
+
+def test_a_nested_tensor_is_as_torch_writes_it(ckpt: holdfast.Checkpointer) -> None:
+    parts = [torch.ones(2), torch.full((3,), 2.0)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    ckpt.save(0, {"w": nested}, wait="sealed", timeout=60)
+    with holdfast.open("job") as step:
+        assert equal(list(step.value("w").unbind()), parts)
 
 
 def test_a_class_that_was_not_imported_is_not(

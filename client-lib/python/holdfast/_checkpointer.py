@@ -185,7 +185,7 @@ class Checkpointer:
         step = _jobs.unsigned("save", "step", step)
         timeout = None if timeout is None else _jobs.seconds("save", "timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
-        self._report()
+        self._report(in_save=True)
         self.wait_snapshot()  # of the save before: here Ctrl-C works
         self._look_at_disk()
         room = 0.0
@@ -200,7 +200,7 @@ class Checkpointer:
             handle._wait_for_slot()
         if wait is not None:
             self._await(handle, wait, None if until is None else max(0.0, until - time.monotonic()))
-        self._report()
+        self._report(in_save=True)
         return handle
 
     def _await(self, handle: Handle, stage: Stage, timeout: float | None) -> None:
@@ -319,8 +319,8 @@ class Checkpointer:
                     self._failed += 1
                 self._to_report.append(handle)
 
-    def _report(self) -> None:
-        """Says of each save that failed that it did: once."""
+    def _report(self, *, in_save: bool) -> None:
+        """Says of each save that failed that it did: once. Only a save raises what no later one can overcome."""
         self._count()
         settled, self._to_report = self._to_report, []
         failed: list[tuple[int, HoldfastError]] = []
@@ -337,7 +337,8 @@ class Checkpointer:
             self._tell(step, error)
         if failed and not self._at_exit:
             error = failed[-1][1]
-            if self._on_error == "raise" or (not self._shared.has_a_step and never_heals(error)):
+            final = in_save and not self._shared.has_a_step and never_heals(error)
+            if self._on_error == "raise" or final:
                 raise error
 
     def _tell(self, step: int, error: HoldfastError) -> None:
@@ -428,7 +429,7 @@ class Checkpointer:
                 if self._handle.error is None:  # or it is reported as any other save that failed
                     _log.error("job '%s': step %d: %s", self.job, self._handle.step, error)
                 break
-        self._report()
+        self._report(in_save=False)
         return tuple(reached)
 
     # ---- restoring ----
@@ -660,8 +661,10 @@ class Checkpointer:
         self._look_at_disk(last=True)
         self._disk = None
         self._shared.leave(self, timeout)
-        self._report()
-        self._say(self._skipped.rest())
+        try:
+            self._report(in_save=False)
+        finally:
+            self._say(self._skipped.rest())
 
     def __reduce__(self) -> Any:
         raise RefusedError(

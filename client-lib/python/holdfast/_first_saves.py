@@ -18,7 +18,10 @@ from holdfast._errors import (
     TopologyError,
 )
 
-_FINAL = (InvalidArgumentError, RefusedError, SupersededError, TopologyError)
+_FINAL = (InvalidArgumentError, SupersededError, TopologyError)
+# Of the refusals (server/coordinator_saves.cc): a restore that was forgotten, another user's job. Others heal: a restore that is
+# under way, a rank whose last process is still ending.
+_REFUSED_FOR_GOOD = ("has not restored anything", "belongs to uid")
 # ckptd says NO_ROOM, too, of a state that would not fit if all its memory was free
 # (Agent::OnBeginSave).
 _NEVER_FITS = "more than all of its user's slots on this node may hold"
@@ -29,9 +32,11 @@ _DRIVER = "the CUDA driver"
 
 def never_heals(error: HoldfastError) -> bool:
     """Whether each later save of this process fails for the same reason, until somebody changes
-    something: a refusal, a restore that was forgotten, a state larger than all slots can be, a GPU
-    without a driver.
+    something: a restore that was forgotten, another user's job, a state larger than all slots can
+    be, a GPU without a driver.
     """
+    if isinstance(error, RefusedError):
+        return any(text in str(error) for text in _REFUSED_FOR_GOOD)
     if isinstance(error, NoRoomError):
         return _NEVER_FITS in str(error)
     if isinstance(error, InternalError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from holdfast._described import plain_types, torch_module
 from holdfast._errors import HoldfastError, InvalidArgumentError
 from holdfast._optimizers import held_by, is_optimizer
 from holdfast._state import is_tensor, join
+
+_log = logging.getLogger("holdfast")
 
 
 def _is_dtensor(value: Any) -> bool:
@@ -77,6 +80,13 @@ class FreshStates:
         ]
         if any(each.device.type == "meta" for each in parameters):
             fresh = []  # where they are restored it is said that they have no memory
+        if fresh:
+            # (It may communicate. Where a rank failed before it came here, the others wait for it in vain.)
+            _log.info(
+                "restore: %d optimizers make their state by a step without gradients, which waits for all ranks: if one of them "
+                "failed before, end this process",
+                len(fresh),
+            )
         try:
             with _unchanged(fresh) if fresh else contextlib.nullcontext():
                 for each in fresh:

@@ -65,7 +65,11 @@ class MissingRanks:
         if ckptctl is None:
             self._asks = False
             return
-        answer = tempfile.TemporaryFile()
+        try:
+            answer = tempfile.TemporaryFile()
+        except OSError:  # a full disk
+            self._asks = False
+            return
         try:
             process = subprocess.Popen(
                 [ckptctl, "status", self._job, "--json", f"--socket={self._admin}"],

@@ -3,6 +3,7 @@ in the log."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -94,7 +95,11 @@ class Progress:
             self._bar = bar_on_terminal(title, now.bytes_of)
         if self._bar is None:
             return False
-        self._bar.show(title, now.bytes, now.bytes_of)
+        try:
+            self._bar.show(title, now.bytes, now.bytes_of)
+        except Exception:  # the terminal has gone
+            self._bar = None
+            return False
         return True
 
     def __enter__(self) -> Progress:
@@ -103,4 +108,5 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._ranks.close()
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(Exception):  # the terminal has gone
+                self._bar.close()

@@ -958,8 +958,7 @@ class Wanted:
 
     def _absent(self, has: Any, parameter: Any) -> Any:
         # Of a DTensor, or a Part, of which this rank has no element.
-        padded = self._parameters.padded(parameter)
-        if not is_absent(parameter) and not (padded and padded.empty):
+        if not is_absent(parameter) and not self._parameters.is_empty_part(parameter):
             raise not_in_shard(
                 f"saved was no part of the state of a parameter of shape {list(parameter.shape)}, and wanted is one"
             )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from holdfast._errors import InvalidArgumentError
+from holdfast._fsdp1 import refuse_fsdp1
 from holdfast._state import unwrapped
 
 
@@ -23,6 +24,7 @@ class Merged(torch.nn.Module):
                 raise InvalidArgumentError(
                     f"merged: part {number} is a {type(part).__name__}, where a module is wanted"
                 )
+            refuse_fsdp1(f"merged: part {number}", part)
             for name, value in part.state_dict(keep_vars=True).items():
                 if found.setdefault(name, value) is not value:
                     raise InvalidArgumentError(

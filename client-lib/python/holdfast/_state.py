@@ -214,6 +214,10 @@ class Parameters:
             return value
         return of.over(value) if isinstance(of, Part) else Range(value, of.shape, of.start)
 
+    def is_empty_part(self, parameter: Any) -> bool:
+        of = self._parts.get(id(parameter))
+        return isinstance(of, Part) and of.empty
+
     def padded(self, parameter: Any) -> Part | None:
         """The Part that it is, where some of it is padding."""
         of = self._parts.get(id(parameter))

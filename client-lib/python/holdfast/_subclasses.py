@@ -102,8 +102,10 @@ def parts_of(tensor: Any, path: str) -> Parts | None:
             f"{path}: the local part of this DTensor is a {_name(type(local))}, which does not say "
             "(__tensor_flatten__) what plain tensors it is made of: save those instead"
         )
+    if not all(type(size) is int for size in (*tensor.shape, *local.shape)):
+        raise _json.NotJson(f"{path}: its sizes are not numbers (a nested tensor)")
     attributes, context = local.__tensor_flatten__()
-    node = _context(context, tuple(local.shape), f"{path}: the context of __tensor_flatten__")
+    node = _context_of_local(local, context, f"{path}: the context of __tensor_flatten__")
     cuts: dict[int, dict[str, int]] = {}
     if place is not None:
         for dim, (here, all_of_it) in enumerate(zip(place.local_shape, place.shape, strict=True)):
@@ -200,31 +202,64 @@ def _not_alike(path: str, why: str) -> InvalidArgumentError:
 # ---- the context ----
 
 
-def _context(value: Any, shape: tuple[int, ...], path: str) -> Node:
-    """What __tensor_unflatten__ is given besides tensors. Its own shape and device are marked: each rank has others."""
+def _context(value: Any, shape: tuple[int, ...], path: str, lists: bool) -> Node:
+    """What __tensor_unflatten__ is given besides tensors. Its own shape and device are marked: each rank has others. `lists`:
+    also a list or tuple that is like the shape."""
     kind = type(value)
     if kind is torch_module().device:
         return {"device": None}
-    if kind.__name__ in _SEQUENCES and isinstance(value, (list, tuple)) and tuple(value) == shape:
+    shapes = _SEQUENCES if lists else ("Size",)
+    if kind.__name__ in shapes and isinstance(value, (list, tuple)) and tuple(value) == shape:
         return {"shape": kind.__name__}
     if isinstance(value, enum.Enum):
         return {"enum": [_name(kind), value.name]}
     fields = _fields(value)
     if fields is not None:
-        pairs = [[key, _context(each, shape, f"{path}.{key}")] for key, each in fields.items()]
+        pairs = [
+            [key, _context(each, shape, f"{path}.{key}", lists)] for key, each in fields.items()
+        ]
         return {"record": [_name(kind), pairs]}
     if kind is list or kind is tuple:
-        nodes = [_context(each, shape, f"{path}[{i}]") for i, each in enumerate(value)]
+        nodes = [_context(each, shape, f"{path}[{i}]", lists) for i, each in enumerate(value)]
         if not all("value" in node for node in nodes):
             return {kind.__name__: nodes}
     if kind is dict:
         pairs = [
-            [_json.tree_of(key, path), _context(each, shape, f"{path}[{key!r}]")]
+            [_json.tree_of(key, path), _context(each, shape, f"{path}[{key!r}]", lists)]
             for key, each in value.items()
         ]
         if not all("value" in node for _, node in pairs):
             return {"dict": pairs}
     return {"value": _json.tree_of(value, path)}
+
+
+def _context_of_local(local: Any, context: Any, path: str) -> Node:
+    """As above. A list that is like the shape is it where a slice's is like the slice's shape; else it may be the size of a block."""
+    shape = tuple(local.shape)
+    node = _context(context, shape, path, lists=False)
+    marked = _context(context, shape, path, lists=True)
+    key = type(local), shape, repr(marked)
+    if repr(node) == repr(marked):
+        return node
+    if key not in _known_lists:
+        _known_lists[key] = _marks_follow(local, marked, path)
+    return marked if _known_lists[key] else node
+
+
+def _marks_follow(local: Any, marked: Node, path: str) -> bool:
+    for dim, size in enumerate(local.shape):
+        for count in (1 << bits for bits in reversed(range((size - 1).bit_length()))):
+            try:
+                with torch_module().no_grad():
+                    piece = local.detach().narrow(dim, 0, count)
+                context = piece.__tensor_flatten__()[1]
+                return repr(_context(context, tuple(piece.shape), path, lists=True)) == repr(marked)
+            except Exception:  # noqa: S112 - it cannot be sliced there
+                continue
+    return False
+
+
+_known_lists: dict[tuple[Any, ...], bool] = {}
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

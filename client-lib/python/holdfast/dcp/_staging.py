@@ -569,9 +569,13 @@ def stage(
         fenced = _fences.Fences.of(shared).addresses()
         overlapped: list[int] = []
         first: list[int] = []
+        # A step() lets its device wait for the copy, not this process: what lies in host memory is copied first.
+        on_devices = any(piece.device >= 0 for piece in pieces.slices)
         for i, address in enumerate(addresses):
-            only_by_step = sources[i].nbytes <= fenced.get(address, -1)
-            (overlapped if only_by_step else first).append(i)
+            waits = sources[i].nbytes <= fenced.get(address, -1) and (
+                not on_devices or pieces.slices[i].device >= 0
+            )
+            (overlapped if waits else first).append(i)
 
     # 2. One copy. What it reads from is kept until it has ended.
     with _held.alone(shared, f"step {step}", timeout):
