@@ -1,16 +1,18 @@
-"""64-bit ARM, as far as a machine without it can tell. The client's wheel is cross-compiled and runs in qemu-user, beside this
-machine's ckptd; the loops written for the processor agree with the portable ones. ckptd and ckptctl are cross-compiled against
-the distribution's libraries, and save, flush and restore in an emulated machine.
+"""64-bit ARM, as far as a machine without it can tell. scripts/package cross-compiles everything that is handed out. The client's
+wheel runs in qemu-user, beside this machine's ckptd; the loops written for the processor agree with the portable ones. The
+programs of the daemon's wheel and of the Debian package start in qemu-user; the tarball's save, flush and restore in an emulated
+machine.
 
     tests/aarch64/run build/test aarch64_test.py
 
-qemu-user maps no memory a second time, so nothing is staged there.
+qemu-user maps no memory a second time, so nothing is staged there. It has no io_uring.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -82,16 +84,34 @@ def emulator() -> None:
 
 
 @pytest.fixture(scope="session")
-def wheel() -> Iterator[pathlib.Path]:
+def made() -> Iterator[dict[str, pathlib.Path]]:
+    """What is handed out, by its kind: client, daemon, tarball, holdfast and holdfast-dev."""
     with tempfile.TemporaryDirectory(prefix="holdfast-aarch64-") as out:
         said = run(
-            TREE / "scripts/wheel", "--arch", "aarch64", "--out", out, deadline=BUILD_DEADLINE_S
+            *(TREE / "scripts/package", "client", "daemon", "tarball", "deb"),
+            *("--arch", "aarch64", "--out", out),
+            deadline=BUILD_DEADLINE_S,
         )
-        yield pathlib.Path(said.splitlines()[-1])
+        version = run(TREE / "scripts/version").strip()
+        kinds = {
+            f"holdfast_ckpt-{version}-cp310-abi3-manylinux_2_28_aarch64.whl": "client",
+            f"holdfast_ckptd-{version}-py3-none-manylinux_2_28_aarch64.whl": "daemon",
+            f"holdfast-{version}-linux-aarch64.tar.gz": "tarball",
+            f"holdfast_{version}_arm64.deb": "holdfast",
+            f"holdfast-dev_{version}_arm64.deb": "holdfast-dev",
+        }
+        paths = [pathlib.Path(line) for line in said.splitlines()]
+        assert {path.name for path in paths} == set(kinds)
+        yield {kinds[path.name]: path for path in paths}
+
+
+@pytest.fixture(scope="session")
+def wheel(made: dict[str, pathlib.Path]) -> pathlib.Path:
+    return made["client"]
 
 
 def test_the_loops_for_the_processor_agree_with_the_portable_ones(wheel: pathlib.Path) -> None:
-    place = TREE / "build/wheel/aarch64"  # (scripts/wheel left the compilers there)
+    place = TREE / "build/package/aarch64"  # (scripts/package left the compilers there)
     build = place / "tests"
     run(
         *("/usr/bin/cmake", "-G", "Ninja", "-S", TREE, "-B", build),
@@ -134,20 +154,50 @@ def test_the_client_saves_and_restores(wheel: pathlib.Path, tmp_path: pathlib.Pa
         shutil.rmtree(place, ignore_errors=True)
 
 
-def test_the_daemon_saves_flushes_and_restores_in_an_emulated_machine(
-    wheel: pathlib.Path, tmp_path: pathlib.Path
+def test_the_daemons_wheel_runs_on_its_own_glibc(
+    made: dict[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
-    build = TREE / "build/arm64"
-    run(
-        *("/usr/bin/cmake", "--preset", "release", "-B", build, "-DHOLDFAST_BUILD_TESTS=OFF"),
-        *("--toolchain", TREE / "cmake/aarch64_toolchain.cmake", f"-DHOLDFAST_SYSROOT={ROOT}"),
-        *("-DHOLDFAST_BUILD_BENCH=OFF", "-DHOLDFAST_BUILD_PYTHON=OFF"),
-        cwd=TREE,
-    )
-    run("ninja", "-C", build, "ckptd", "ckptctl", deadline=BUILD_DEADLINE_S)
-    (tmp_path / "bin").mkdir()
-    for program in ("ckptd", "ckptctl"):
-        run("aarch64-linux-gnu-strip", "-o", tmp_path / "bin" / program, build / "bin" / program)
+    """Nothing of a system is there: the emulator is given no root."""
+    run("/usr/bin/python3", "-m", "zipfile", "-e", made["daemon"], tmp_path)
+    package = tmp_path / "holdfast_ckptd"
+    [loader] = (package / "glibc").glob("ld-linux-*")
+    libraries = f"{package}/glibc:{package}/lib"
+    for name, option in (("ckptd", "--version"), ("ckptctl", "--help")):
+        program = package / "programs" / name
+        assert name in run(EMULATOR, loader, "--library-path", libraries, program, option)
+    built_with = re.search(r"Version: 2\.(\d+)", known("-s", "libc6"))
+    assert built_with is not None
+    assert f'"$minor" -lt {built_with[1]} ]' in (package / "bin/ckptd").read_text()
+
+
+def known(*asked: str | os.PathLike[str]) -> str:
+    """What dpkg knows of the packages for arm64."""
+    return run("dpkg-query", *asked, DPKG_ADMINDIR=str(ROOT / "var/lib/dpkg"))
+
+
+def test_the_debian_packages_are_for_arm64(
+    made: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    for name in ("holdfast", "holdfast-dev"):
+        assert run("dpkg-deb", "--field", made[name], "Architecture") == "arm64\n"
+        run("dpkg-deb", "--extract", made[name], tmp_path)
+    depends = run("dpkg-deb", "--field", made["holdfast"], "Depends").strip().split(", ")
+    names = {re.split("[ (]", word)[0] for word in depends}
+    for name, option in (("ckptd", "--version"), ("ckptctl", "--help")):
+        program = tmp_path / "usr/bin" / name
+        assert name in run(EMULATOR, "-L", ROOT, program, option)
+        for library in re.findall(r"NEEDED.*\[(\S+)\]", run("readelf", "-d", program)):
+            if not library.startswith("ld-linux"):
+                owner = known("-S", ROOT / "usr/lib/aarch64-linux-gnu" / library).split(":")[0]
+                assert owner in names, library
+    assert any(word.startswith("libc6 (>= 2.") for word in depends), depends
+
+
+def test_the_daemon_saves_flushes_and_restores_in_an_emulated_machine(
+    made: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    run("tar", "-xzf", made["tarball"], "-C", tmp_path, "--strip-components=1")
+    [wheel] = (tmp_path / "wheel").iterdir()
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     shutil.copy(pathlib.Path(__file__).with_name("inside.py"), tmp_path)
