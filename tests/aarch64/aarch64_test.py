@@ -26,7 +26,7 @@ from guests.guest import ARM64, Guest
 TREE = pathlib.Path(__file__).resolve().parents[2]
 ROOT = TREE / "build/arm64-root"
 EMULATOR = "qemu-aarch64-static"
-BUILD_DEADLINE_S = 3000
+BUILD_DEADLINE_S = 5400
 GUEST_DEADLINE_S = 1800
 DEADLINE_S = 600
 
