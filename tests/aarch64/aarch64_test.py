@@ -1,7 +1,6 @@
 """64-bit ARM, as far as a machine without it can tell. scripts/package cross-compiles everything that is handed out. The client's
-wheel runs in qemu-user, beside this machine's ckptd; the loops written for the processor agree with the portable ones. The
-programs of the daemon's wheel and of the Debian package start in qemu-user; the tarball's save, flush and restore in an emulated
-machine.
+wheel runs in qemu-user, with this machine's ckptd and with the daemon wheel's; the loops written for the processor agree with the
+portable ones. The Debian package's programs start in qemu-user; the tarball's save, flush and restore in an emulated machine.
 
     tests/aarch64/run build/test aarch64_test.py
 
@@ -13,6 +12,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -128,11 +128,37 @@ def test_the_loops_for_the_processor_agree_with_the_portable_ones(wheel: pathlib
     assert "[  PASSED  ]" in said
 
 
-def test_the_client_saves_and_restores(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+@pytest.fixture(scope="session")
+def daemon_files(
+    made: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """The daemon's wheel as pip installs it, and a file `emulated` that starts its ckptd. That has its own glibc: the emulator is
+    given nothing of a system."""
+    place = tmp_path_factory.mktemp("daemon")
+    run("/usr/bin/python3", "-m", "zipfile", "-e", made["daemon"], place)
+    files = place / "holdfast_ckptd"
+    (files / "emulated").write_text(
+        f'#!/bin/sh\nexec {shlex.join(emulated(files, "ckptd"))} "$@"\n'
+    )
+    (files / "emulated").chmod(0o755)
+    return files
+
+
+def emulated(files: pathlib.Path, program: str) -> list[str]:
+    [loader] = (files / "glibc").glob("ld-linux-*")
+    libraries = f"{files}/glibc:{files}/lib"
+    return [EMULATOR, str(loader), "--library-path", libraries, str(files / "programs" / program)]
+
+
+@pytest.mark.parametrize("daemon", ["this machine's", "emulated"])
+def test_the_client_saves_and_restores(
+    wheel: pathlib.Path, daemon_files: pathlib.Path, tmp_path: pathlib.Path, daemon: str
+) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     python = "python{}.{}".format(*sys.version_info[:2])
     place = tempfile.mkdtemp(prefix="holdfast-test-", dir="/dev/shm")
+    here = f"{os.environ['HOLDFAST_TEST_BIN']}/ckptd"
     try:
         said = run(
             EMULATOR,
@@ -142,7 +168,7 @@ def test_the_client_saves_and_restores(wheel: pathlib.Path, tmp_path: pathlib.Pa
             "-c",
             SMOKE,
             HOLDFAST_PRIVATE_DIR=place,
-            HOLDFAST_CKPTD=f"{os.environ['HOLDFAST_TEST_BIN']}/ckptd",
+            HOLDFAST_CKPTD=str(daemon_files / "emulated") if daemon == "emulated" else here,
             PYTHONPATH=str(tmp_path),
             HOME=str(tmp_path),
         )
@@ -154,20 +180,11 @@ def test_the_client_saves_and_restores(wheel: pathlib.Path, tmp_path: pathlib.Pa
         shutil.rmtree(place, ignore_errors=True)
 
 
-def test_the_daemons_wheel_runs_on_its_own_glibc(
-    made: dict[str, pathlib.Path], tmp_path: pathlib.Path
-) -> None:
-    """Nothing of a system is there: the emulator is given no root."""
-    run("/usr/bin/python3", "-m", "zipfile", "-e", made["daemon"], tmp_path)
-    package = tmp_path / "holdfast_ckptd"
-    [loader] = (package / "glibc").glob("ld-linux-*")
-    libraries = f"{package}/glibc:{package}/lib"
-    for name, option in (("ckptd", "--version"), ("ckptctl", "--help")):
-        program = package / "programs" / name
-        assert name in run(EMULATOR, loader, "--library-path", libraries, program, option)
+def test_the_daemons_wheel_has_the_glibc_that_it_was_built_with(daemon_files: pathlib.Path) -> None:
+    assert "status" in run(*emulated(daemon_files, "ckptctl"), "--help")
     built_with = re.search(r"Version: 2\.(\d+)", known("-s", "libc6"))
     assert built_with is not None
-    assert f'"$minor" -lt {built_with[1]} ]' in (package / "bin/ckptd").read_text()
+    assert f'"$minor" -lt {built_with[1]} ]' in (daemon_files / "bin/ckptd").read_text()
 
 
 def known(*asked: str | os.PathLike[str]) -> str:
