@@ -79,7 +79,10 @@ def test_each_layer_has_what_its_name_needs_and_no_more(tree: Tree) -> None:
     assert "chromium" not in listed(tree, "docs", "clang", "format", "wheel", "bench")
     assert {package for package in listed(tree, "clang") if "clang" in package}
     assert listed(tree, "deb") - build == {"dpkg-dev", "file"}
-    assert listed(tree, "arm64") - listed(tree, "deb") == {"g++-aarch64-linux-gnu", "qemu-user-static"}
+    assert listed(tree, "arm64") - listed(tree, "deb") == {
+        "g++-aarch64-linux-gnu",
+        "qemu-user-static",
+    }
     assert listed(tree, "arm64") <= slow
     assert {"fio", "xfsprogs", "dpkg-dev"} <= slow and test <= slow
     assert {line.split("==")[0] for line in slow if "==" in line} >= {"auditwheel", "pytest"}
