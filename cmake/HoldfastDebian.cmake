@@ -1,4 +1,4 @@
-# The Debian packages (scripts/package --deb, or `cpack -G DEB` in any build folder): `holdfast`, the daemon, its unit, ckptctl and
+# The Debian packages (scripts/package deb, or `cpack -G DEB` in any build folder): `holdfast`, the daemon, its unit, ckptctl and
 # the library that programs run with; `holdfast-dev`, what they are compiled with. The distribution's libraries are
 # dependencies, found by dpkg-shlibdeps.
 set(debian_files ${PROJECT_SOURCE_DIR}/deploy/debian)

@@ -1,4 +1,4 @@
-# Compiles with zig (PyPI's `ziglang`) for glibc 2.28, with libc++ and the unwinder linked in: scripts/wheel.
+# Compiles with zig (PyPI's `ziglang`) for glibc 2.28, with libc++ and the unwinder linked in: scripts/package client.
 #
 #   cmake --toolchain cmake/zig_toolchain.cmake -DHOLDFAST_ZIG=DIR -DHOLDFAST_ZIG_ARCH=x86_64|aarch64
 #

@@ -1,7 +1,7 @@
 """What is wrong with the programs and libraries of a folder that is handed out: scripts/check-wheel
 and scripts/check-tarball.
 
-    problems = check(root, baseline=MANYLINUX, tree="/home/me/holdfast")   # [] when all is well
+    problems = check(root, name="x86_64", baseline=MANYLINUX, tree="/home/me")   # [] when all is well
 
 Standard library, and `readelf` and `nm` (binutils).
 """
@@ -21,6 +21,9 @@ GLIBC = frozenset(
 )
 BASELINE = GLIBC | {"libgcc_s.so.1", "libstdc++.so.6"}
 MANYLINUX = BASELINE | {"libz.so.1"}
+
+# As the names of files have the processors, and as the headers of programs have them.
+MACHINES = {"x86_64": 62, "aarch64": 183}
 
 _DYNAMIC = re.compile(r"\((NEEDED|RPATH|RUNPATH|TEXTREL|SONAME)\)\s*(?:[^\[]*\[(.*)\])?")
 _STACK = re.compile(r"GNU_STACK\s+(?:0x[0-9a-f]+\s+){5}(\w[\w ]*?)\s+(?:0x|0$)", re.MULTILINE)
@@ -89,9 +92,10 @@ def _directories(path: str, root: str, search: str, problems: list[str]) -> list
     return found
 
 
-def check(root: str, *, baseline: frozenset[str], tree: str) -> list[str]:
-    """What is wrong with the ELF files below root, one line each."""
+def check(root: str, *, name: str, baseline: frozenset[str], tree: str) -> list[str]:
+    """What is wrong with the ELF files below root, one line each. `name` says the processor."""
     problems: list[str] = []
+    machines = {number for machine, number in MACHINES.items() if machine in name}
     root = os.path.realpath(root)
     for path in elf_files(root):
         full = os.path.join(root, path)
@@ -103,12 +107,12 @@ def check(root: str, *, baseline: frozenset[str], tree: str) -> list[str]:
                 search += _directories(path, root, value, problems)
             elif kind == "TEXTREL":
                 problems.append(f"{path}: its code is relocated when it is loaded (TEXTREL)")
-        for name in needed:
-            if name not in baseline and not any(
-                os.path.exists(os.path.join(where, name)) for where in search
+        for library in needed:
+            if library not in baseline and not any(
+                os.path.exists(os.path.join(where, library)) for where in search
             ):
                 problems.append(
-                    f"{path}: needs {name}, which is neither carried where it looks nor on every "
+                    f"{path}: needs {library}, which is neither carried where it looks nor on every "
                     "machine"
                 )
         stack = _STACK.search(_run("readelf", "-lW", full))
@@ -116,6 +120,8 @@ def check(root: str, *, baseline: frozenset[str], tree: str) -> list[str]:
             problems.append(f"{path}: wants an executable stack")
         with open(full, "rb") as file:
             content = file.read()
+        if int.from_bytes(content[18:20], "little") not in machines:
+            problems.append(f"{path}: is for another processor than the file's name says")
         if tree.encode() + b"/" in content:
             problems.append(f"{path}: names the folder that it was built in, {tree}")
         elif _OURS.match(path) and (source := _SOURCE.search(content)):

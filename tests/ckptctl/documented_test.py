@@ -40,6 +40,7 @@ ELSEWHERE: list[tuple[str, str, tuple[str, ...]]] = [
     (r"ckptctl import .*", "tests/python/importing_test.py", ("by_ckptctl", "--step")),
     (r"python -c 'import holdfast; .*|pip install .*", "tests/python/packages_test.py", ("pip",)),
     (r"tar -xzf .*|~/anywhere/\S+ --version", "scripts/check-tarball", ("ckptd", "tar")),
+    (r"scripts/package .*", "tests/aarch64/aarch64_test.py", ("scripts/package", "--arch")),
     (
         r"scripts/demo\b.*|scripts/test\b.*|scripts/setup\b.*",
         "scripts/ci",
@@ -48,7 +49,7 @@ ELSEWHERE: list[tuple[str, str, tuple[str, ...]]] = [
     (r"ckptctl adopt-remote .*", "tests/cluster/remote_owner_test.py", ("adopt-remote", "--yes")),
     (r"ckptctl .*--address .*", "tests/integration/admin_tls_test.cc", ("--address", "--tls")),
     (
-        r"scripts/package --deb.*|apt install .*",
+        r"apt install .*",
         "tests/deploy_hosts/debian_test.py",
         ("dpkg-deb", "host.install"),
     ),
@@ -56,6 +57,11 @@ ELSEWHERE: list[tuple[str, str, tuple[str, ...]]] = [
         r"systemctl enable --now ckptd.*",
         "tests/deploy_hosts/debian_test.py",
         ('"enable", "ckptd"', "host.start()"),
+    ),
+    (
+        r"systemctl enable --now /opt/holdfast/share/holdfast/ckptd.service",
+        "tests/deploy_hosts/debian_test.py",
+        ("/opt/holdfast/share/holdfast/ckptd.service", "--now"),
     ),
     (r"systemctl reload ckptd.*", "tests/deploy_hosts/systemd_test.py", ('"reload", "ckptd"',)),
     (r"sbatch .*|scontrol requeue .*", "tests/deploy_hosts/slurm_test.py", ("sbatch", "requeue")),

@@ -13,6 +13,7 @@ import subprocess
 import pytest
 from conftest import BUILD
 from installed import Host
+from machine import Machine
 
 DEADLINE_S = 120
 
@@ -72,11 +73,19 @@ def test_dependencies_are_those_of_the_programs(packages: dict[str, pathlib.Path
     assert field(packages["holdfast-dev"], "Depends") == f"holdfast (= {version})"
 
 
-def test_an_installation_by_hand_names_its_place_and_no_other(tmp_path: pathlib.Path) -> None:
+@pytest.fixture
+def by_hand(tmp_path: pathlib.Path) -> pathlib.Path:
+    """What scripts/package puts into a tarball, but the libraries."""
     install = ["/usr/bin/cmake", "--install", BUILD, "--prefix", "/opt/holdfast"]
     for component in ("daemon", "service"):
         command = [*install, "--component", component]
         subprocess.run(command, check=True, env={"DESTDIR": str(tmp_path)}, capture_output=True)
+    return tmp_path / "opt/holdfast"
+
+
+def test_an_installation_by_hand_names_its_place_and_no_other(
+    by_hand: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["opt"]
     unit = (tmp_path / "opt/holdfast/share/holdfast/ckptd.service").read_text()
     program = "/opt/holdfast/bin/ckptd"
@@ -84,6 +93,17 @@ def test_an_installation_by_hand_names_its_place_and_no_other(tmp_path: pathlib.
     assert (tmp_path / program[1:]).exists()
     documentation = re.findall("(?m)^Documentation=file://(.*)$", unit)[0]
     assert (tmp_path / documentation[1:]).exists()
+
+
+def test_an_installation_by_hand_is_a_service_where_a_link_leads_to_it(
+    machine: Machine, by_hand: pathlib.Path
+) -> None:
+    machine.run("cp", "-a", by_hand, "/opt/holdfast-1")
+    machine.run("ln", "-s", "holdfast-1", "/opt/holdfast")
+    machine.run("systemctl", "enable", "--now", "/opt/holdfast/share/holdfast/ckptd.service")
+    assert machine.run("systemctl", "is-active", "ckptd") == "active\n"
+    assert machine.run("systemctl", "is-enabled", "ckptd") == "enabled\n"
+    machine.run("/opt/holdfast/bin/ckptctl", "status")
 
 
 def test_its_settings_are_good_and_nothing_starts(host: Host) -> None:

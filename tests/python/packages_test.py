@@ -5,7 +5,7 @@ with a space in its name.
 
     tests/python/run build/test packages_test.py
 
-It builds them first (scripts/wheel, scripts/package), or takes those that HOLDFAST_TEST_WHEEL,
+It builds them first (scripts/package), or takes those that HOLDFAST_TEST_WHEEL,
 HOLDFAST_TEST_DAEMON_WHEEL and HOLDFAST_TEST_TARBALL name.
 """
 
@@ -51,27 +51,24 @@ def run(*command: str | os.PathLike[str], deadline: float = DEADLINE_S, **option
     return done.stdout
 
 
-def made(given: str, out: pathlib.Path, *command: str | os.PathLike[str]) -> pathlib.Path:
-    """What the variable names, or a script makes."""
+def made(given: str, out: pathlib.Path, *asked: str | os.PathLike[str]) -> pathlib.Path:
+    """What the variable names, or scripts/package makes."""
     if ready := os.environ.get(given):
         return pathlib.Path(ready).resolve()
-    said = run(*command, "--out", out, deadline=BUILD_DEADLINE_S)
-    return pathlib.Path(said.splitlines()[-1])
+    [path] = run(
+        TREE / "scripts/package", *asked, "--out", out, deadline=BUILD_DEADLINE_S
+    ).splitlines()
+    return pathlib.Path(path)
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return made("HOLDFAST_TEST_WHEEL", tmp_path_factory.mktemp("wheel"), TREE / "scripts/wheel")
+    return made("HOLDFAST_TEST_WHEEL", tmp_path_factory.mktemp("wheel"), "client")
 
 
 @pytest.fixture(scope="session")
 def daemon_wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return made(
-        "HOLDFAST_TEST_DAEMON_WHEEL",
-        tmp_path_factory.mktemp("daemon"),
-        TREE / "scripts/wheel",
-        "--daemon",
-    )
+    return made("HOLDFAST_TEST_DAEMON_WHEEL", tmp_path_factory.mktemp("daemon"), "daemon")
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +76,7 @@ def tarball(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pa
     return made(
         "HOLDFAST_TEST_TARBALL",
         tmp_path_factory.mktemp("tarball"),
-        TREE / "scripts/package",
+        "tarball",
         "--wheel",
         wheel,
     )
@@ -163,6 +160,12 @@ def spoil_paths(root: pathlib.Path) -> None:
         file.write(b"\0/home/somebody/holdfast/base/env_posix.cc\0")
 
 
+def spoil_processor(root: pathlib.Path) -> None:
+    content = bytearray((root / MODULE).read_bytes())
+    content[18:20] = (8).to_bytes(2, "little")  # MIPS
+    (root / MODULE).write_bytes(content)
+
+
 def spoil_size(root: pathlib.Path) -> None:
     (root / "holdfast/more").write_bytes(os.urandom(10_000_000))
 
@@ -182,6 +185,7 @@ def spoil_files(root: pathlib.Path) -> None:
             spoil_paths,
             "names a source file where it was built: /home/somebody/holdfast/base/env_posix.cc",
         ),
+        (spoil_processor, "is for another processor than the file's name says"),
         (spoil_size, "more than 10000000"),
         (spoil_files, "holdfast/private.yaml: is missing"),
     ],
@@ -535,6 +539,24 @@ def test_the_tarball_runs_anywhere(tarball: pathlib.Path, tmp_path: pathlib.Path
             assert "not found" not in line, (file, line)
             ours = os.path.dirname(os.path.realpath(path)) == str(root / "lib")
             assert ours != bool(baseline.fullmatch(os.path.basename(name))), (file, line)
+
+
+def test_the_tarball_has_a_unit_and_every_licence(
+    tarball: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    root = unpacked(tarball, tmp_path)
+    unit = (root / "share/holdfast/ckptd.service").read_text()
+    for path in re.findall(r"(?m)^(?:ExecStart=|Documentation=file://)/opt/holdfast/(\S+)", unit):
+        assert (root / path).exists(), path
+    assert "\nExecStart=/opt/holdfast/bin/ckptd\n" in unit
+    files = {path.name: path for path in (root / "share/licences").iterdir()}
+    for library in (root / "lib").glob("*.so*"):
+        if not library.name.startswith("libholdfast"):
+            found = run("dpkg-query", "-S", f"*/{library.name}*").splitlines()
+            assert {f"{line.split(':')[0]}.copyright" for line in found} & set(files), library
+    for path in files.values():
+        for name in re.findall(r"/usr/share/common-licenses/([A-Za-z0-9.-]*\w)", path.read_text()):
+            assert name in files, (path, name)
 
 
 def test_other_libraries_do_not_get_between(tarball: pathlib.Path, tmp_path: pathlib.Path) -> None:

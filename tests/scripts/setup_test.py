@@ -12,7 +12,10 @@ import types
 import pytest
 from conftest import ROOT, Tree
 
-LAYERS = ("build", "demo", "nodes", "docs", "test", "clang", "format", "wheel", "bench", "slow")
+LAYERS = (
+    *("build", "demo", "nodes", "docs", "test", "clang", "format"),
+    *("deb", "wheel", "arm64", "bench", "slow"),
+)
 SIZES = (
     "Need to get 86.4 MB/143 MB of archives.\n"
     "After this operation, 1,609 MB of additional disk space will be used."
@@ -75,6 +78,12 @@ def test_each_layer_has_what_its_name_needs_and_no_more(tree: Tree) -> None:
     assert {"man-db", "mandoc", "zsh", "fish"} <= listed(tree, "docs")
     assert "chromium" not in listed(tree, "docs", "clang", "format", "wheel", "bench")
     assert {package for package in listed(tree, "clang") if "clang" in package}
+    assert listed(tree, "deb") - build == {"dpkg-dev", "file"}
+    assert listed(tree, "arm64") - listed(tree, "deb") == {
+        "g++-aarch64-linux-gnu",
+        "qemu-user-static",
+    }
+    assert listed(tree, "arm64") <= slow
     assert {"fio", "xfsprogs", "dpkg-dev"} <= slow and test <= slow
     assert {line.split("==")[0] for line in slow if "==" in line} >= {"auditwheel", "pytest"}
 

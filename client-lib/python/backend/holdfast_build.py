@@ -33,7 +33,7 @@ def _check() -> None:
             "missing: this folder is a "
             "part of Holdfast's tree and is built inside a checkout of it: pip install "
             "./client-lib/python there, or install "
-            "a wheel (scripts/wheel makes one)"
+            "a wheel (scripts/package client makes one)"
         )
     headers = os.path.join(sysconfig.get_path("include"), "Python.h")
     if not os.path.isfile(headers):
@@ -75,5 +75,5 @@ def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = N
     raise NotInTheTree(
         "build a source archive of holdfast-ckpt: there is none of this folder alone, since the "
         "package is built from the whole "
-        "tree: archive the tree (git archive), or make a wheel: scripts/wheel"
+        "tree: archive the tree (git archive), or make a wheel: scripts/package client"
     )
