@@ -73,12 +73,11 @@ class Checkpointer:
     optimizers to `restore` before the loop, also at a first start). Everything else is copied before `save`
     returns. False: everything is.
     `allow_pickle`: values that are not JSON may be pickled, and read again. What you read then can run any code.
-    `on_error`: what a save that fails does. "log": it is logged, each cause once, and the loop goes on. "raise": it is raised as
-    well, at the latest in the next call. A function of the step and the error: that is called for each, then. In any case the
-    first save raises what no later save can overcome (a type, a name; and where this process has restored nothing: a restore
-    that was forgotten, a state that can never fit).
-    `uncommitted_max`: so many steps in a row that this rank has sealed and that do not commit, for other ranks do not save them,
-    are a warning. The saves after them count as failed until a step commits again.
+    `on_error`: what happens when a save fails. "log": each cause is logged once. "raise": the failure is raised, at the latest
+    by the next call. A function: it is called with the step and the error. The first save raises what no later save can
+    overcome in any case (docs/python.md, "Errors").
+    `uncommitted_max`: this rank sealed so many steps in a row, and none was committed, because other ranks did not save them.
+    That is a warning. Later saves count as failed until a step is committed again.
     `start_daemon`: False: never start a ckptd of one's own where none is installed.
     `grace`, `stop_signals`: how long the job lives after it was told to end (seconds, or a text like "90s"; else
     HOLDFAST_GRACE, else 30 s), and by which signals: see `preempted`.
