@@ -21,7 +21,7 @@ int main() {
       x += 1;  // your training
     }
     if (auto saved = (*job)->Save(step, state); !saved.ok()) {  // one memory copy
-      std::puts(saved.message().c_str());                       // this loop goes on all the same
+      std::puts(saved.message().c_str());                       // the loop continues anyway
     }
   }
 }

@@ -78,8 +78,8 @@ def merged(parts: Sequence[Any]) -> Any:
 
         ckpt.save(step, {"model": holdfast.merged(model_parts), "optim": optim})
 
-    Tensors are called as in their modules, "model.layers.7.weight", whatever place a module has in the list, so that another
-    schedule or number of stages finds them. An optimizer of their parameters goes beside it, as ever.
+    Tensors are called as in their modules, "model.layers.7.weight", so their places in the list do not matter:
+    another schedule or number of stages finds them. Put the optimizer of their parameters into the state beside it.
     """
     from holdfast._stages import Merged
 

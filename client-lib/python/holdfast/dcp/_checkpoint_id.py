@@ -1,4 +1,4 @@
-"""DCP's `checkpoint_id`, which frameworks pass whatever the storage is: a path that ends in the step."""
+"""DCP's `checkpoint_id`. Frameworks pass it to every storage: a path that ends in the step."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Stager(AsyncStager):
         future: Future[dict[str, Any]] = Future()
 
         def finish() -> None:
-            writer._finish_staging()  # what fails there is told to all ranks when DCP plans
+            writer._finish_staging()  # (planning tells all ranks what failed)
             future.set_result(staged)
 
         if writer._staging is None:
@@ -496,7 +496,7 @@ class Staging:
             [dtype_from_name(each.dtype, each.name) for each in self._layout.slices],
             [each.place.local_shape for each in self._layout.slices],
         )
-        # Objects are values of their own, too: the loop goes on to change its.
+        # Objects are copied, too: the loop changes its own.
         values = {
             name: _objects.from_object(name, data, codec, allow_pickle=self._allow_pickle)
             for name, (_, data, codec) in self._objects.items()
