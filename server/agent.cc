@@ -456,6 +456,7 @@ void Agent::ExpireRequest(RequestToken token) {
       }
       if (clustered() && Hosted(pending.job) == nullptr && pending.at_once) {
         Send(pending.job, RequestCancelled{token});
+        late.reason = v1::Failure::REASON_NOT_YET;
         late.message = "not as far as this node knows yet";
         return Refuse(token, late);
       }

@@ -19,7 +19,7 @@ void Agent::OnReserve(ConnectionId id, const Seat& seat, SeatId seat_id,
   if (reserve.slot_bytes() > UserBytesMax()) {
     return RefuseNow(
         id, frame.id(),
-        {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM,
+        {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_TOO_LARGE,
          absl::StrCat("reserve: a slot of ", FormatBytes(reserve.slot_bytes()),
                       " is more than a user may have on this node, ", UserBytesMaxText())});
   }

@@ -35,7 +35,7 @@ void Agent::OnBeginSave(ConnectionId id, const Seat& seat, SeatId seat_id,
   pending.step = save.step();
   pending.may_wait = may_wait;
   if (save.slot_bytes() > UserBytesMax()) {
-    return RefuseSave(token, {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM,
+    return RefuseSave(token, {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_TOO_LARGE,
                               absl::StrCat("save of step ", save.step(), " by rank ", seat.rank,
                                            " needs ", FormatBytes(save.slot_bytes()),
                                            ", more than all of its user's slots on this node may "

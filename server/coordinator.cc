@@ -307,6 +307,7 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
   }
   if (const auto it = awaits_.find(m.token); it != awaits_.end()) {
     const auto found = checkpoints_.find({attempt(), it->second.step});
+    failure.reason = v1::Failure::REASON_NOT_YET;
     failure.message =
         absl::StrCat("step ", it->second.step, " is not there yet",
                      found == checkpoints_.end() ? "" : HowFar(found->second, it->second.stage));

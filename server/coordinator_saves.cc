@@ -34,9 +34,10 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
     return RefuseSave(m, SupersededFailure(m.attempt), t);
   }
   const AttemptInfo& info = attempts_.rbegin()->second;
-  const auto refuse = [&](absl::StatusCode code, std::string why) {
+  const auto refuse = [&](absl::StatusCode code, std::string why,
+                          v1::Failure::Reason reason = v1::Failure::REASON_UNSPECIFIED) {
     RefuseSave(m,
-               {code, v1::Failure::REASON_UNSPECIFIED,
+               {code, reason,
                 absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": ", why)},
                t);
   };
@@ -67,7 +68,8 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
                      last_failure_ ? absl::StrCat("; see ckptctl explain ", name_)
                                    : absl::StrCat("; restore first, or decide to begin anew: "
                                                   "ckptctl restore ",
-                                                  name_, " --from-scratch")));
+                                                  name_, " --from-scratch")),
+        v1::Failure::REASON_NOT_RESTORED);
   }
   const auto last = last_begun_.find(m.rank);
   if (last != last_begun_.end() && m.step <= last->second) {
@@ -293,12 +295,21 @@ void Coordinator::Retain(Turn& t) {
   }
 }
 
-// ": 7 of 8 ranks have sealed it, and 1 of these is out of reach with node-c; nvme: no space left"
+// ": 7 of 8 ranks have sealed it, rank 3 has not; nvme: no space left"
 std::string Coordinator::HowFar(const Checkpoint& checkpoint, v1::AwaitSave::Stage stage) const {
   const size_t sealed = checkpoint.shards.size();
   const std::string away = NamesOf(missing_);
   std::string text =
       absl::StrCat(": ", sealed, " of ", checkpoint.world_size, " ranks have sealed it");
+  std::vector<Rank> missing;
+  for (Rank rank = 0; rank < checkpoint.world_size; ++rank) {
+    if (checkpoint.shards.count(rank) == 0) {
+      missing.push_back(rank);
+    }
+  }
+  if (!missing.empty()) {
+    absl::StrAppend(&text, ", ", RanksText(missing), missing.size() == 1 ? " has not" : " have not");
+  }
   if (checkpoint.AnyAway() && sealed > checkpoint.good) {
     absl::StrAppend(&text, ", and ", sealed - checkpoint.good, " of these ",
                     sealed - checkpoint.good == 1 ? "is" : "are", " out of reach",

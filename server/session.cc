@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/sharing.h"
 
 namespace holdfast {
 namespace {
@@ -162,22 +163,14 @@ bool Session::IsWaiting(RequestToken token) const {
 }
 
 std::string Session::MissingRanks() const {
-  constexpr size_t kNamed = 8;
-  std::string text;
-  size_t missing = 0;
+  std::vector<Rank> missing;
   for (Rank rank = 0; rank < world_size_; ++rank) {
     const auto it = entries_.find(rank);
-    if (it != entries_.end() && (!loading() || it->second.loaded)) {
-      continue;
-    }
-    if (++missing <= kNamed) {
-      absl::StrAppend(&text, text.empty() ? "" : ", ", rank);
+    if (it == entries_.end() || (loading() && !it->second.loaded)) {
+      missing.push_back(rank);
     }
   }
-  if (missing > kNamed) {
-    absl::StrAppend(&text, " and ", missing - kNamed, " more");
-  }
-  return absl::StrCat(missing == 1 ? "rank " : "ranks ", text.empty() ? "(none)" : text);
+  return RanksText(missing);
 }
 
 std::string Session::WantedText() const {

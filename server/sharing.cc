@@ -100,6 +100,9 @@ std::string Sharing::DivergenceText() const {
 }
 
 std::string RanksText(const std::vector<Rank>& ranks) {
+  if (ranks.empty()) {
+    return "no rank";
+  }
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < std::min(ranks.size(), kRanksNamedMax); ++i) {
     absl::StrAppend(&text, i == 0 ? "" : ", ", ranks[i]);

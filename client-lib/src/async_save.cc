@@ -122,6 +122,11 @@ Waiting SaveProgress::WaitingFor(Stage stage) {
   return {absl::StrCat("the save of step ", step_), std::move(why)};
 }
 
+bool SaveProgress::Copying() {
+  const MutexLock lock(mutex_);
+  return attempt_ != 0 && !copied_ && !finished_;
+}
+
 bool SaveProgress::ReachedLocked(Point point) const {
   return finished_ || (point != Point::kFinished && copied_) ||
          (point == Point::kFirstRead && first_read_);
@@ -171,9 +176,11 @@ Status SaveProgress::WaitFirst(Milliseconds wait) {
 
 Status SaveProgress::NotYet(Stage stage) {
   const std::string holdup = link_->Holdup();
+  const bool copying = holdup.empty() && Copying();
   return Status(Code::kDeadlineExceeded,
                 absl::StrCat("step ", step_, " has not reached the stage '", StageName(stage),
-                             "' yet: ", holdup.empty() ? WaitingFor(stage).why : holdup));
+                             "' yet: ", holdup.empty() ? WaitingFor(stage).why : holdup),
+                copying ? Reason::kCopying : Reason::kNone);
 }
 
 Status SaveProgress::WaitSnapshot(Milliseconds wait) {

@@ -69,6 +69,7 @@ class SaveProgress {
   bool ReachedLocked(Point point) const REQUIRES(mutex_);
   void Say(std::chrono::nanoseconds kept, Stage stage);
   Waiting WaitingFor(Stage stage);
+  bool Copying();
   Status WaitStage(Stage stage, Deadline deadline);
   Status AskDaemon(Stage stage, Deadline deadline);
   // The times of the stages before it, as far as the daemon knows them now.

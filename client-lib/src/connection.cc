@@ -69,7 +69,11 @@ Code FromReason(wire::Reason reason, int32_t code) {
     case wire::Reason::kAbandoned:
       return Code::kAbandoned;
     case wire::Reason::kNoRoom:
+    case wire::Reason::kTooLarge:
       return Code::kNoRoom;
+    case wire::Reason::kNotYet:
+      return Code::kDeadlineExceeded;
+    case wire::Reason::kNotRestored:
     case wire::Reason::kOtherOwner:
     case wire::Reason::kRankTaken:
       return Code::kRefused;
@@ -85,6 +89,21 @@ Code FromReason(wire::Reason reason, int32_t code) {
   return FromWireCode(code);
 }
 
+Reason ReasonOf(wire::Reason reason) {
+  switch (reason) {
+    case wire::Reason::kNotRestored:
+      return Reason::kNotRestored;
+    case wire::Reason::kOtherOwner:
+      return Reason::kOtherOwner;
+    case wire::Reason::kTooLarge:
+      return Reason::kTooLarge;
+    case wire::Reason::kNotYet:
+      return Reason::kNotYet;
+    default:
+      return Reason::kNone;
+  }
+}
+
 Status ProtocolError(std::string_view what) {
   return Status(
       Code::kInternal,
@@ -95,7 +114,8 @@ Status ProtocolError(std::string_view what) {
 }  // namespace
 
 Status FromFailure(const wire::Failure& failure) {
-  return Status(FromReason(failure.reason, failure.code), failure.message);
+  return Status(FromReason(failure.reason, failure.code), failure.message,
+                ReasonOf(failure.reason));
 }
 
 Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, Deadline deadline,

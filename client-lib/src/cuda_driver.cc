@@ -179,16 +179,20 @@ Result<std::shared_ptr<DeviceDriver>> OpenCuda() {
     return Status(Code::kInternal,
                   absl::StrCat("a tensor is on a device and the CUDA driver cannot be loaded: ",
                                why != nullptr ? why : kLibrary,
-                               "; install the driver, or pass tensors in host memory"));
+                               "; install the driver, or pass tensors in host memory"),
+                  Reason::kNoDriver);
   }
   CudaCalls calls;
   if (const char* const missing = FindCalls(library, calls); missing != nullptr) {
-    return Status(Code::kInternal, absl::StrCat("the CUDA driver has no ", missing,
-                                                ": it must be of CUDA 11 or later"));
+    return Status(
+        Code::kInternal,
+        absl::StrCat("the CUDA driver has no ", missing, ": it must be of CUDA 11 or later"),
+        Reason::kNoDriver);
   }
   if (const DriverError error = calls.init(0); error != kDriverOk) {
     return Status(Code::kInternal,
-                  absl::StrCat("start the CUDA driver (cuInit): ", NameOfError(calls, error)));
+                  absl::StrCat("start the CUDA driver (cuInit): ", NameOfError(calls, error)),
+                  Reason::kNoDriver);
   }
   return std::shared_ptr<DeviceDriver>(std::make_shared<CudaDriver>(calls));
 }

@@ -51,7 +51,8 @@ Status FromAbslStatus(const absl::Status& status, std::string_view context) {
 
 Status WithContext(const Status& status, std::string_view context) {
   return status.ok() ? status
-                     : Status(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
+                     : Status(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()),
+                              status.reason());
 }
 
 Status SystemError(Code code, int error, std::string_view what) {

@@ -49,6 +49,26 @@ const char* CodeName(Code code) {
   return "?";
 }
 
+const char* ReasonName(Reason reason) {
+  switch (reason) {
+    case Reason::kNone:
+      return "";
+    case Reason::kNotRestored:
+      return "NOT_RESTORED";
+    case Reason::kOtherOwner:
+      return "OTHER_OWNER";
+    case Reason::kTooLarge:
+      return "TOO_LARGE";
+    case Reason::kNoDriver:
+      return "NO_DRIVER";
+    case Reason::kNotYet:
+      return "NOT_YET";
+    case Reason::kCopying:
+      return "COPYING";
+  }
+  return "?";
+}
+
 std::string Status::ToString() const {
   return ok() ? std::string("OK") : std::string(CodeName(code_)) + ": " + message_;
 }

@@ -39,6 +39,9 @@ enum class Reason : uint32_t {
   kTopology,
   kUnreadable,
   kUnknownSession,
+  kTooLarge,
+  kNotRestored,
+  kNotYet,
 };
 
 // ---- To the daemon ----

@@ -468,17 +468,25 @@ TEST_F(MisbehavingDaemon, AVersionThatDoesNotFitIsRefused) {
 
 TEST_F(MisbehavingDaemon, ReasonsBecomeCodes) {
   Open();
-  const std::vector<std::pair<v1::Failure::Reason, Code>> reasons = {
+  struct Row {
+    v1::Failure::Reason reason;
+    Code code;
+    Reason told = Reason::kNone;
+  };
+  const std::vector<Row> rows = {
       {v1::Failure::REASON_SUPERSEDED, Code::kSuperseded},
       {v1::Failure::REASON_SHED, Code::kShed},
       {v1::Failure::REASON_ABANDONED, Code::kAbandoned},
       {v1::Failure::REASON_NO_ROOM, Code::kNoRoom},
-      {v1::Failure::REASON_OTHER_OWNER, Code::kRefused},
+      {v1::Failure::REASON_TOO_LARGE, Code::kNoRoom, Reason::kTooLarge},
+      {v1::Failure::REASON_NOT_RESTORED, Code::kRefused, Reason::kNotRestored},
+      {v1::Failure::REASON_NOT_YET, Code::kDeadlineExceeded, Reason::kNotYet},
+      {v1::Failure::REASON_OTHER_OWNER, Code::kRefused, Reason::kOtherOwner},
       {v1::Failure::REASON_RANK_TAKEN, Code::kRefused},
       {v1::Failure::REASON_TOPOLOGY, Code::kTopology},
       {v1::Failure::REASON_UNREADABLE, Code::kUnreadable},
       {v1::Failure::REASON_UNSPECIFIED, Code::kRefused}};
-  for (const auto& [reason, code] : reasons) {
+  for (const auto& [reason, code, told] : rows) {
     Once("begin_save", [reason = reason](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
       v1::DaemonFrame reply;
       reply.set_id(frame.id());
@@ -489,6 +497,7 @@ TEST_F(MisbehavingDaemon, ReasonsBecomeCodes) {
     });
     const Status status = Save();
     EXPECT_EQ(status.code(), code);
+    EXPECT_EQ(status.reason(), told);
     EXPECT_NE(status.message().find("because"), std::string::npos);
   }
   EXPECT_EQ(daemon_.Count("join"), 1);  // none of these breaks the connection

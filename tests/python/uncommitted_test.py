@@ -31,7 +31,7 @@ def test_rank_0_saves_alone(daemon: Daemon, caplog) -> None:
     # Four are needed to tell three that do not commit from one that is about to.
     assert failed == [0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]
     (warning,) = told(caplog, logging.WARNING)
-    assert "steps 0, 1, 2" in warning and "1 of 2 ranks have sealed it" in warning, warning
+    assert "steps 0, 1, 2" in warning and "1 of 2 ranks have sealed it, rank 1 has not" in warning
     (error,) = told(caplog, logging.ERROR)
     assert "step 3" in error and "not committed" in error, error
     assert not holdfast.checkpoints("job")

@@ -111,8 +111,8 @@ TEST(Room, ReserveBeyondTheBudgetSaysSoAtOnce) {
   CoreHarness h;
   TestClient a = h.Connect(100);
   ASSERT_TRUE(a.Join("job", 0, 1));
-  EXPECT_EQ(a.Reason(ReserveFrame(1001 * kSlot, 1, 5000)), Failure::REASON_NO_ROOM);
-  EXPECT_EQ(a.Reason(ReserveFrame(UINT64_MAX, 1, 5000)), Failure::REASON_NO_ROOM);
+  EXPECT_EQ(a.Reason(ReserveFrame(1001 * kSlot, 1, 5000)), Failure::REASON_TOO_LARGE);
+  EXPECT_EQ(a.Reason(ReserveFrame(UINT64_MAX, 1, 5000)), Failure::REASON_TOO_LARGE);
   EXPECT_EQ(a.Call(ReserveFrame(0, 1, 5000)).failure().code(),
             static_cast<int>(absl::StatusCode::kInvalidArgument));
   EXPECT_EQ(a.Call(ReserveFrame(400 * kSlot, 3, 5000)).reserve().ready(), 2u);

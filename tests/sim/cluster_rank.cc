@@ -566,6 +566,7 @@ void RankProcess::Refused(const v1::Failure& failure, const char* what) {
     case Failure::REASON_SHED:
     case Failure::REASON_ABANDONED:
     case Failure::REASON_NO_ROOM:
+    case Failure::REASON_TOO_LARGE:
       return Train();
     default:
       break;

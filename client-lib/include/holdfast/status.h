@@ -36,17 +36,32 @@ enum class Code {
 };
 const char* CodeName(Code code);
 
+// The cause of a failure, where one code has several and the caller may act differently.
+enum class Reason {
+  kNone = 0,
+  kNotRestored,  // kRefused: the job has committed steps, and this attempt has not restored
+  kOtherOwner,   // kRefused: the job belongs to another user
+  kTooLarge,     // kNoRoom: larger than all slots together may be
+  kNoDriver,     // kInternal: the driver of a tensor's device cannot be loaded or started
+  kNotYet,       // kDeadlineExceeded: the daemon answered that the save has not come that far
+  kCopying,      // kDeadlineExceeded: the tensors are still being copied
+};
+const char* ReasonName(Reason reason);  // "TOO_LARGE"; "" for kNone
+
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(Code code, std::string message, Reason reason = Reason::kNone)
+      : code_(code), reason_(reason), message_(std::move(message)) {}
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
+  Reason reason() const { return reason_; }
   const std::string& message() const { return message_; }  // operation, thing, cause, way out
   std::string ToString() const;                            // "NO_ROOM: save step 12 …"
 
  private:
   Code code_ = Code::kOk;
+  Reason reason_ = Reason::kNone;
   std::string message_;
 };
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 
 class HoldfastError(Exception):
-    """The root of all errors of this package. `code` is the name that the C++ library gives it."""
+    """The root of all errors of this package. `code` is the name that the C++ library gives it.
+
+    `reason` tells apart causes that share a code: NOT_RESTORED, OTHER_OWNER, TOO_LARGE, NO_DRIVER, NOT_YET, COPYING, or "".
+    """
 
     code = "INTERNAL"
+    reason = ""
 
 
 class InvalidArgumentError(HoldfastError, ValueError):
@@ -131,9 +135,11 @@ _BY_CODE: dict[str, type[HoldfastError]] = {
 }
 
 
-def error_of(code: str, message: str) -> HoldfastError:
+def error_of(code: str, message: str, reason: str) -> HoldfastError:
     """The exception for a status of the C++ library; the extension module raises it."""
-    return _BY_CODE.get(code, InternalError)(message)
+    error = _BY_CODE.get(code, InternalError)(message)
+    error.reason = reason
+    return error
 
 
 def not_in_shard(message: str) -> InvalidArgumentError:

@@ -19,8 +19,6 @@ Stage = Literal["snapshot", "sealed", "committed", "peer", "nvme", "remote"]
 STAGES: tuple[str, ...] = ("snapshot", "sealed", "committed", "peer", "nvme", "remote")
 
 _LOOK_S = 0.001
-# What the library says of a save that has its slot (client-lib/src/async_save.cc).
-_COPYING = "it is being copied"
 
 
 def streams_of(devices: set[int]) -> list[_core.Stream]:
@@ -99,7 +97,7 @@ class Handle:
             try:
                 self._save.wait("snapshot", _LOOK_S)
             except DeadlineExceededError as error:
-                if _COPYING in str(error):
+                if error.reason == "COPYING":
                     return
             except HoldfastError:
                 return  # as `error` says

@@ -6,14 +6,11 @@ Each of its saves succeeds here, and none of them can ever be restored.
 from __future__ import annotations
 
 import logging
-import re
 
 from holdfast._errors import AbandonedError, DeadlineExceededError, HoldfastError, StepLostError
 from holdfast._handle import Handle
 from holdfast._skipped import Line
 
-# Coordinator::HowFar, and what a node says that does not host the job.
-_ANSWER = re.compile("ranks have sealed it|as far as this node knows")
 
 
 class UncommittedSteps:
@@ -65,7 +62,7 @@ class UncommittedSteps:
         try:
             handle.wait("committed", 0.0)
         except (DeadlineExceededError, StepLostError) as error:
-            if isinstance(error, DeadlineExceededError) and not _ANSWER.search(str(error)):
+            if isinstance(error, DeadlineExceededError) and error.reason != "NOT_YET":
                 return None  # a daemon that is slow says nothing of the other ranks
             if handle is self._sealed[-1]:
                 self._why = str(error)
