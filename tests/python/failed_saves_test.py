@@ -56,8 +56,9 @@ def test_a_process_that_has_restored_goes_on(small_daemon: Daemon) -> None:
 def test_a_forgotten_restore_raises_in_the_first_save(daemon: Daemon) -> None:
     saved_once("job")
     with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
-        with pytest.raises(holdfast.RefusedError, match="has not restored anything"):
+        with pytest.raises(holdfast.RefusedError, match="has not restored anything") as refused:
             ckpt.save(1, SMALL)
+        assert refused.value.reason == "NOT_RESTORED"
         assert ckpt.restore({"w": torch.zeros(1000)}) == 0
         assert ckpt.save(1, SMALL, wait="sealed", timeout=DEADLINE_S).error is None
 
