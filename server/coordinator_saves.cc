@@ -36,10 +36,9 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   const AttemptInfo& info = attempts_.rbegin()->second;
   const auto refuse = [&](absl::StatusCode code, std::string why,
                           v1::Failure::Reason reason = v1::Failure::REASON_UNSPECIFIED) {
-    RefuseSave(m,
-               {code, reason,
-                absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": ", why)},
-               t);
+    RefuseSave(
+        m, {code, reason, absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": ", why)},
+        t);
   };
   if (SeatedElsewhere(m.rank, t.from)) {
     return RefuseSave(m, TakenElsewhere(m.rank), t);
@@ -308,7 +307,8 @@ std::string Coordinator::HowFar(const Checkpoint& checkpoint, v1::AwaitSave::Sta
     }
   }
   if (!missing.empty()) {
-    absl::StrAppend(&text, ", ", RanksText(missing), missing.size() == 1 ? " has not" : " have not");
+    absl::StrAppend(&text, ", ", RanksText(missing),
+                    missing.size() == 1 ? " has not" : " have not");
   }
   if (checkpoint.AnyAway() && sealed > checkpoint.good) {
     absl::StrAppend(&text, ", and ", sealed - checkpoint.good, " of these ",

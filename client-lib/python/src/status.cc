@@ -8,7 +8,7 @@ void Raise(const Status& status) {
   ThrowIfPending();
   const Ref error = Call(Attribute(Import("holdfast._errors").get(), "error_of").get(),
                          {ToPython(CodeName(status.code())), ToPython(status.message()),
-                           ToPython(ReasonName(status.reason()))});
+                          ToPython(ReasonName(status.reason()))});
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
   throw Raised();
 }
