@@ -8,8 +8,8 @@
 //   }
 //   for (uint64_t step = last.ok() ? last->step + 1 : 0; step < n; ++step) {
 //     Train(w);
-//     holdfast::Status saved = (*job)->Save(step, state);  // one memory copy. If it fails, this
-//     // loop goes on all the same
+//     // One copy in memory. If a save fails, train on: the next one may succeed.
+//     holdfast::Status saved = (*job)->Save(step, state);
 //   }
 //
 // Threads: a Job may be called from any thread, and serves one call after the other; a SaveHandle

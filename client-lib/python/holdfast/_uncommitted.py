@@ -12,7 +12,6 @@ from holdfast._handle import Handle
 from holdfast._skipped import Line
 
 
-
 class UncommittedSteps:
     """Of one Checkpointer.
 
