@@ -13,8 +13,11 @@ committed when every rank's shard is sealed, replicated and flushed by the job's
 readable as safetensors files.
 """
 
+from holdfast.dcp import _process_mode
 from holdfast.dcp._reader import Reader
 from holdfast.dcp._staging import Stager
 from holdfast.dcp._writer import Writer
+
+_process_mode.install()
 
 __all__ = ["Reader", "Stager", "Writer"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import math
 import os
 import threading
 import weakref
@@ -318,6 +319,35 @@ def _outline(
             _outline(made[key], each, names, leaves)
 
 
+@dataclasses.dataclass(frozen=True)
+class Sealed:
+    """What was sealed, without its bytes."""
+
+    pieces: dict[tuple[str, tuple[int, ...]], tuple[Place, str]]
+    objects: dict[str, int]  # bytes
+    mappings: dict[str, Any]
+
+    def sizes_of(self, plan: SavePlan) -> list[int] | str:
+        """Bytes of each item of the plan, or what it wants that was not sealed."""
+        if plan.planner_data is not None and plan.planner_data != self.mappings:
+            return "other names for what is in the state"
+        sizes = []
+        for item in plan.items:
+            name = item.index.fqn
+            if item.tensor_data is None:
+                if name not in self.objects:
+                    return f"an object {name!r}"
+                sizes.append(self.objects[name])
+                continue
+            place = chunk_place(item.tensor_data.size, item.tensor_data.chunk)
+            dtype = item.tensor_data.properties.dtype
+            wanted = place, dtype_name(dtype, name)
+            if not place.empty and self.pieces.get((name, place.offset)) != wanted:
+                return f"{name!r} in another shape, type or place"
+            sizes.append(math.prod(item.tensor_data.chunk.sizes) * dtype.itemsize)
+        return sizes
+
+
 class Staged:
     """A state in a slot that is not sealed yet."""
 
@@ -336,6 +366,16 @@ class Staged:
         self._copies = copies
         self._values = values
         self._mappings = mappings
+
+    def sealed(self) -> Sealed:
+        return Sealed(
+            {
+                (piece.name, piece.place.offset): (piece.place, piece.dtype)
+                for piece in self._slices
+            },
+            {name: len(data) for name, (_, data, _) in self.objects.items()},
+            self._mappings,
+        )
 
     def difference(self, plan: SavePlan, planner: SavePlanner) -> str | None:
         """What the plan wants that is not what lies in the slot; None: nothing, and sealing it is

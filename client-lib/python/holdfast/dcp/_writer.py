@@ -243,17 +243,45 @@ class Writer(StorageWriter):
             else self._write(plan, planner)
         )
         assert self._save is not None
+        self._note_sealed(self._save)
+        return self._results(plan, sizes)
+
+    def _note_sealed(self, save: _core.Save) -> None:
+        self._save = save
         shared = self._shared()
-        shared.last_sealed = self.step, self._save
+        shared.last_sealed = self.step, save
         shared.has_a_step = True
+
+    def _results(self, plan: SavePlan, sizes: list[int]) -> Future[list[WriteResult]]:
+        rank = self._shared().rank
         future: Future[list[WriteResult]] = Future()
         future.set_result(
             [
-                WriteResult(item.index, size, (shared.rank, self.step))
+                WriteResult(item.index, size, (rank, self.step))
                 for item, size in zip(plan.items, sizes, strict=True)
             ]
         )
         return future
+
+    def _seal_staged(self) -> _staging.Sealed:
+        """Before it is planned, as what was staged."""
+        self._finish_staging()
+        if self._stage_error is not None:
+            raise self._stage_error
+        staged, self._staged = self._staged, None
+        if staged is None:
+            raise RefusedError(
+                f"Writer: step {self.step} of job {self.job!r} was not staged by this Writer, and "
+                "so cannot go to the process of AsyncCheckpointerType.PROCESS: leave the stager "
+                "out, or use a holdfast.dcp.Stager or AsyncCheckpointerType.THREAD"
+            )
+        try:
+            staged.held.seal(self._timeout)
+        except BaseException:
+            staged.held.discard()
+            raise
+        self._note_sealed(staged.held.save)
+        return staged.sealed()
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         for rank_results in results:
