@@ -49,11 +49,10 @@ def test_it_saves_what_was_staged(daemon: Daemon, staged_by: str) -> None:
 
         def save(step: int, *, value: float, **options: Any) -> Any:
             saved = state(rank, value)
+            if "storage_writer" not in options:
+                options["storage_writer"] = Writer("job", step=step)
             saving = dcp.async_save(
-                saved,
-                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-                **stager,
-                **{"storage_writer": Writer("job", step=step), **options},
+                saved, async_checkpointer_type=AsyncCheckpointerType.PROCESS, **stager, **options
             )
             staging = getattr(saving, "staging_completion", None)
             if staging is not None:
@@ -68,7 +67,9 @@ def test_it_saves_what_was_staged(daemon: Daemon, staged_by: str) -> None:
 
         # What fails does so on all ranks, and the next save succeeds.
         with pytest.raises(CheckpointException, match="AsyncCheckpointerType.PROCESS"):
-            save(3, value=3, storage_writer=Writer("job", step=3, wait="committed")).result(DEADLINE_S)
+            save(3, value=3, storage_writer=Writer("job", step=3, wait="committed")).result(
+                DEADLINE_S
+            )
         with pytest.raises(CheckpointException, match="AddsOne plans an object 'extra'"):
             save(4, value=4, planner=AddsOne()).result(DEADLINE_S)
         writer = Writer("job", step=5)

@@ -85,6 +85,8 @@ def _send_writer(writer: Writer) -> tuple[type[SealedWriter], tuple[Any, ...]]:
         error = failure
     except Exception as failure:
         error = InternalError(f"{type(failure).__name__}: {failure}")
+    if error is not None:
+        writer.close()
     return SealedWriter, (writer.job, writer.step, writer._save_id, ranks, sealed, error)
 
 
@@ -97,13 +99,13 @@ def _without_bytes(value: Any) -> Any:
         return {key: _without_bytes(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_without_bytes(each) for each in value]
-    if not isinstance(value, torch.Tensor):
-        return value
     if is_dtensor(value):
         from torch.distributed.tensor import DTensor
 
         local = _without_bytes(value._local_tensor)
         return DTensor(local, value._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    if not isinstance(value, torch.Tensor):
+        return value
     if type(value) is not torch.Tensor:
         raise RefusedError(
             f"dcp.async_save: a {type(value).__qualname__} cannot go to the process of AsyncCheckpointerType.PROCESS: use "

@@ -113,10 +113,7 @@ class Writer(StorageWriter):
         _fences.install()
 
     def __reduce__(self) -> Any:
-        raise RefusedError(
-            "Writer: cannot go to another process: the slots are mapped in this one "
-            "(AsyncCheckpointerType.THREAD is the one to use)"
-        )
+        raise RefusedError("Writer: cannot go to another process: the slots are mapped in this one")
 
     @property
     def checkpoint_id(self) -> str:
