@@ -69,9 +69,10 @@ class Trainer:
 
     def _restore(self) -> str:
         state = {"weight": np.zeros_like(self._numbers), "progress": None}
-        step = self._checkpointer.restore(state, timeout=_DEADLINE_S)
-        if step is None:
+        start = self._checkpointer.restore(state, timeout=_DEADLINE_S)
+        if start == 0:
             return "error NOTHING_TO_RESTORE"
+        step = start - 1
         saved = self._state(step)
         if state["progress"] != saved["progress"] or (state["weight"] != saved["weight"]).any():
             return f"error CONTENT step {step} came back with other bytes"

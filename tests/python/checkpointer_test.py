@@ -78,7 +78,7 @@ def test_the_last_checkpointer_of_a_job_that_is_closed_leaves_it(daemon: Daemon)
     other.close()
     assert _jobs.open_job("job") is None
     with holdfast.Checkpointer("job") as again:
-        assert again.restore({"w": torch.zeros(3)}) == 3
+        assert again.restore({"w": torch.zeros(3)}) == 4
         one.close()
         other.close()  # of the job before
         again.save(4, state, wait="committed", timeout=60)
@@ -134,14 +134,14 @@ def test_the_loop_of_the_manual(daemon: Daemon) -> None:
         model = model_of()
         optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
         extra: dict[str, Any] = {}
-        last = ckpt.restore({"model": model, "optim": optim, "extra": extra})
-        if last is not None:
+        start = ckpt.restore({"model": model, "optim": optim, "extra": extra})
+        if start > 0:
             torch.set_rng_state(torch.tensor(extra["rng"], dtype=torch.uint8))
-            assert extra["losses"] == losses[: last + 1]
+            assert extra["losses"] == losses[:start]
         else:
             torch.manual_seed(1)
         got = list(extra.get("losses", []))
-        for step in range(0 if last is None else last + 1, stop):
+        for step in range(start, stop):
             got += train(model, optim)
             ckpt.save(
                 step,
@@ -191,7 +191,7 @@ def test_every_optimizer(ckpt: holdfast.Checkpointer, kind: type) -> None:
     ckpt.save(3, {"model": model, "optim": optim}, wait="committed", timeout=60)
     fresh = model_of(7)
     other = kind(fresh.parameters(), lr=0.5, **options)
-    assert ckpt.restore({"model": fresh, "optim": other}) == 3
+    assert ckpt.restore({"model": fresh, "optim": other}) == 4
     assert bits(fresh.state_dict()) == bits(model.state_dict())
     assert bits(other.state_dict()) == bits(optim.state_dict())
 
@@ -437,7 +437,7 @@ def test_nothing_is_pickled_unless_allowed_on_both_sides(daemon: Daemon) -> None
     ckpt.close()
     ckpt = holdfast.Checkpointer("job", allow_pickle=True)
     extra: dict[str, Any] = {}
-    assert ckpt.restore({"extra": extra}) == 1
+    assert ckpt.restore({"extra": extra}) == 2
     assert extra == {"thing": Opaque(5), "n": 2}
     ckpt.close()
 
@@ -500,15 +500,28 @@ def test_going_back(ckpt: holdfast.Checkpointer) -> None:
     for step in range(3):
         w.fill_(step)
         ckpt.save(step, {"w": w}, wait="committed", timeout=60)
-    assert ckpt.restore({"w": w}, step=1) == 1
+    assert ckpt.restore({"w": w}, step=1) == 2
     assert w.tolist() == [1, 1, 1]
-    assert ckpt.last_restored is not None and ckpt.last_restored.source == "memory"
+    assert ckpt.last_restored is not None
+    assert (ckpt.last_restored.step, ckpt.last_restored.source) == (1, "memory")
     with pytest.raises(holdfast.NotFoundError):
         ckpt.restore({"w": w}, step=77)
 
 
-def test_nothing_to_restore_is_none(ckpt: holdfast.Checkpointer) -> None:
-    assert ckpt.restore({"w": torch.zeros(1)}) is None
+def test_restore_returns_the_next_step(ckpt: holdfast.Checkpointer) -> None:
+    """A job whose only step is 0 is told from one that saved nothing."""
+    w = torch.zeros(1)
+    assert ckpt.restore({"w": w}) == 0
+    assert ckpt.last_restored is None
+    for step in (0, 41):
+        ckpt.save(step, {"w": w}, wait="committed", timeout=60)
+        attempt = ckpt.attempt  # a restore begins the next one
+        assert ckpt.restore({"w": w}) == step + 1
+        assert ckpt.last_restored is not None
+        assert (ckpt.last_restored.step, ckpt.last_restored.attempt) == (step, attempt)
+
+
+def test_a_step_that_is_not_there_raises(ckpt: holdfast.Checkpointer) -> None:
     with pytest.raises(holdfast.HoldfastError):
         ckpt.restore({"w": torch.zeros(1)}, step=3)
 
@@ -660,7 +673,7 @@ def test_losing_the_daemon_costs_one_save(ckpt: holdfast.Checkpointer, daemon: D
     assert ckpt.failed_saves == 1
     daemon.kill()
     daemon.start()
-    assert ckpt.restore(state) == 3
+    assert ckpt.restore(state) == 4
 
 
 def test_the_package_needs_neither_torch_nor_numpy(daemon: Daemon) -> None:
@@ -672,7 +685,7 @@ import holdfast
 with holdfast.Checkpointer("plain") as ckpt:
     ckpt.save(1, {"epoch": 3, "x": {"y": [1, 2]}}, wait="committed", timeout=60)
     state = {"epoch": 0, "x": {}}
-    assert ckpt.restore(state) == 1
+    assert ckpt.restore(state) == 2
     assert state == {"epoch": 3, "x": {"y": [1, 2]}}, state
 """
     done = run_python(code)
@@ -722,7 +735,7 @@ def test_a_state_that_grows_and_shrinks_goes_on_being_saved(ckpt: holdfast.Check
             assert handle.error is None, f"step {step}, {mib} MiB: {handle.error}"
             step += 1
     back = {"w": torch.zeros(1 << 18)}
-    assert ckpt.restore(back) == step - 1
+    assert ckpt.restore(back) == step
     assert bool((back["w"] == step - 1).all())
 
 
@@ -836,7 +849,7 @@ def test_a_stage_that_never_comes_does_not_unmake_a_save(daemon: Daemon) -> None
         with pytest.raises(holdfast.RefusedError, match="remote"):  # there is none
             ckpt.save(1, {"w": torch.ones(10)}, wait="remote", timeout=60)
         assert ckpt.failed_saves == 0
-        assert ckpt.restore({"w": torch.zeros(10)}) == 1
+        assert ckpt.restore({"w": torch.zeros(10)}) == 2
 
 
 def test_a_state_that_raises_is_a_failed_save(ckpt: holdfast.Checkpointer) -> None:

@@ -75,7 +75,7 @@ def restore(ranks: int, whole: dict[str, torch.Tensor]) -> None:
     def work(rank: int) -> None:
         got, wanted = state_of(rank, ranks, zeros()), state_of(rank, ranks, whole)
         with holdfast.Checkpointer("job", policy=POLICY) as ckpt:
-            assert ckpt.restore(got) == 7
+            assert ckpt.restore(got) == 8
         for top, key in (("model", "split"), ("model", "alike"), ("optim", "moment")):
             one, other = got[top][key], wanted[top][key]
             if isinstance(one, holdfast.Part):
@@ -182,7 +182,7 @@ def test_without_a_good_copy_a_step_is_not_restored(compressed: Daemon) -> None:
     path.write_bytes(content)
     forget_memory(compressed)
 
-    def work(rank: int) -> int | None:
+    def work(rank: int) -> int:
         with holdfast.Checkpointer("job", policy=POLICY) as ckpt:
             return ckpt.restore(state_of(rank, 1, zeros()))
 

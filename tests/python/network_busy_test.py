@@ -84,7 +84,7 @@ def test_what_is_waited_for_does_not_wait(remote: Daemon) -> None:
         for step in range(1, 4):
             ckpt.save(step, {"w": numpy.arange(10)}, wait="remote")
             assert in_remote(remote, "waits") == step
-        assert ckpt.restore({"w": numpy.zeros(10, dtype=numpy.int64)}) == 3
+        assert ckpt.restore({"w": numpy.zeros(10, dtype=numpy.int64)}) == 4
 
 
 def test_it_ends_with_the_process(remote: Daemon) -> None:
