@@ -24,7 +24,7 @@ from daemons import Daemon, own_daemon
 
 STATE_MIB = 96
 FLOATS = STATE_MIB << 18
-POLICY = holdfast.Policy(remote_every=1, nvme_every=0)
+POLICY = holdfast.Policy(remote_every_steps=1, nvme_every_steps=0)
 
 
 @pytest.fixture(scope="module", params=[Gluster, Ceph], ids=["gluster", "ceph"])
@@ -201,7 +201,7 @@ def test_a_process_is_not_held_up_by_a_mount_that_hangs(
         program = f"""
 import numpy as np, holdfast
 found = {{"w": np.zeros({FLOATS}, np.float32)}}
-policy = holdfast.Policy(remote_every=1, nvme_every=0)
+policy = holdfast.Policy(remote_every_steps=1, nvme_every_steps=0)
 with holdfast.Checkpointer("job", rank=0, world_size=1, policy=policy) as ckpt:
     print(ckpt.restore(found), ckpt.last_restored.step, ckpt.last_restored.source, flush=True)
     ckpt.save(3, found, wait="committed")

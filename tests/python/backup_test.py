@@ -26,7 +26,9 @@ RANKS = (
     3  # the first and the last one are replicas, which write what they have to the remote tier once
 )
 STEPS = (10, 20, 30)
-POLICY = holdfast.Policy(nvme_every=1, keep_nvme=9, remote_every=1, keep_remote=9)
+POLICY = holdfast.Policy(
+    nvme_every_steps=1, nvme_keep_last=9, remote_every_steps=1, remote_keep_last=9
+)
 REMOTE = "remote: {dir: ROOT/remote}\n"
 MARK = b"in each rank's image, and alike: "
 

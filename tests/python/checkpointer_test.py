@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import datetime
 import gc
 import itertools
 import logging
@@ -539,7 +541,9 @@ def test_the_handle_tells_stages_and_times(make_daemon, monkeypatch: pytest.Monk
         "nvme: {dirs: [ROOT/nvme]}\nremote: {dir: ROOT/remote}\n", ["nvme", "remote"]
     )
     monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
-    with holdfast.Checkpointer("job", policy=holdfast.Policy(nvme_every=1, remote_every=1)) as ckpt:
+    with holdfast.Checkpointer(
+        "job", policy=holdfast.Policy(nvme_every_steps=1, remote_every_steps=1)
+    ) as ckpt:
         handle = ckpt.save(4, {"w": torch.ones(1000)}, wait="remote", timeout=60)
 
         def tells_those_before() -> bool:
@@ -561,7 +565,7 @@ def test_the_handle_tells_stages_and_times(make_daemon, monkeypatch: pytest.Monk
 def test_a_daemon_that_is_slow_is_waited_for(make_daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = make_daemon("nvme: {dirs: [ROOT/nvme]}\n", ["nvme"])
     monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
-    with holdfast.Checkpointer("job", policy=holdfast.Policy(nvme_every=1)) as ckpt:
+    with holdfast.Checkpointer("job", policy=holdfast.Policy(nvme_every_steps=1)) as ckpt:
         handle = ckpt.save(1, {"w": torch.ones(1000)}, wait="sealed", timeout=60)
         daemon.process.send_signal(signal.SIGSTOP)
         try:
@@ -694,19 +698,47 @@ with holdfast.Checkpointer("plain") as ckpt:
 
 def test_policies_say_what_is_wrong_with_them() -> None:
     assert holdfast.Policy(
-        remote_every="10min", keep_remote=5, nvme_every=3, nvme_bytes_max="2GiB"
+        remote_every_steps=100,
+        remote_every_ms="10min",
+        remote_keep_last=5,
+        nvme_every_steps=3,
+        nvme_every_ms=1500,
+        nvme_keep_every_steps=1000,
+        nvme_bytes_max="2GiB",
+        replicas=1,
     ).to_core() == {
-        "nvme": {"every_steps": 3, "every_ms": 0, "bytes_max": 2 << 30},
-        "remote": {"every_steps": 0, "every_ms": 600_000, "keep_last": 5},
+        "nvme": {
+            "every_steps": 3,
+            "every_ms": 1500,
+            "keep_every_steps": 1000,
+            "bytes_max": 2 << 30,
+        },
+        "remote": {"every_steps": 100, "every_ms": 600_000, "keep_last": 5},
+        "peer": {"replicas": 1},
     }
+    hour = datetime.timedelta(hours=1)
+    assert holdfast.Policy(nvme_every_ms=hour).to_core() == {"nvme": {"every_ms": 3_600_000}}
     for wrong in (
-        {"remote_every": "10 parsecs"},
-        {"keep_nvme": -1},
+        {"remote_every_ms": "10 parsecs"},
+        {"remote_every_ms": datetime.timedelta(seconds=-1)},
+        {"nvme_keep_last": -1},
         {"nvme_bytes_max": "lots"},
-        {"nvme_every": True},
+        {"nvme_every_steps": True},
+        {"nvme_every_steps": "10min"},
     ):
         with pytest.raises(holdfast.InvalidArgumentError, match=next(iter(wrong))):
             holdfast.Policy(**wrong).to_core()  # type: ignore[arg-type]
+
+
+def test_policies_name_their_options_as_the_settings_do() -> None:
+    settings = (pathlib.Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    tiers = {f"policy.{tier}.": f"{tier}_" for tier in ("nvme", "remote")}
+    for field in dataclasses.fields(holdfast.Policy):
+        name = f"policy.{field.name}"
+        for setting, option in tiers.items():
+            if field.name.startswith(option):
+                name = setting + field.name.removeprefix(option)
+        assert f"`{name}`" in settings, f"{field.name}: there is no setting {name}"
 
 
 def test_numpy_alone_without_torch(daemon: Daemon, tmp_path: pathlib.Path) -> None:

@@ -19,7 +19,7 @@ from holdfast import dcp
 RANKS = 3
 ROWS = 1200  # of 2 KiB: each rank's part has more than one frame
 COLUMNS = 1024
-POLICY = holdfast.Policy(remote_every=1)
+POLICY = holdfast.Policy(remote_every_steps=1)
 SETTINGS = (
     "remote: {dir: ROOT/remote}\npolicy: {remote: {every_steps: 1, compression: zstd, OTHERS}}\n"
 )

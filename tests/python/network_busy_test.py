@@ -49,7 +49,7 @@ def in_remote(daemon: Daemon, job: str) -> int:
 
 
 def checkpointer(job: str) -> holdfast.Checkpointer:
-    policy = holdfast.Policy(remote_every=1, keep_remote=100)
+    policy = holdfast.Policy(remote_every_steps=1, remote_keep_last=100)
     return holdfast.Checkpointer(job, policy=policy, on_error="raise")
 
 
@@ -90,7 +90,7 @@ def test_what_is_waited_for_does_not_wait(remote: Daemon) -> None:
 def test_it_ends_with_the_process(remote: Daemon) -> None:
     code = """
 import sys, numpy, holdfast
-ckpt = holdfast.Checkpointer("killed", policy=holdfast.Policy(remote_every=1))
+ckpt = holdfast.Checkpointer("killed", policy=holdfast.Policy(remote_every_steps=1))
 ckpt.network_busy().__enter__()
 ckpt.save(1, {"w": numpy.arange(10)}, wait="committed")
 print("saved", flush=True)

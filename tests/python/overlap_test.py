@@ -554,7 +554,7 @@ def test_fifty_interpreters_that_die_in_mid_save_leak_no_slot(daemon: Daemon) ->
     state = {"model": model, "optim": sgd(model)}
     # What torch imports when it is first needed is imported here, and not fifty times.
     _state.Flattener(allow_pickle=False, fences=lambda _: True).run(state)
-    step, slots_max, copying = 0, 0, 0
+    slots_max, copying = 0, 0
     for number in range(50):
         reader, writer = os.pipe()
         child = os.fork()

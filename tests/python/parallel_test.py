@@ -199,7 +199,7 @@ def test_each_rank_gets_its_bits_back(
     alike = wrap in (tensor_parallel, fsdp2_over_tp)
 
     def work(rank: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        policy = holdfast.Policy(remote_every=1)
+        policy = holdfast.Policy(remote_every_steps=1)
         model, optim = made(wrap, seed=0)
         train(model, optim, 2, alike)
         with holdfast.Checkpointer("job", policy=policy) as ckpt:

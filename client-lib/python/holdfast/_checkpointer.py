@@ -59,7 +59,7 @@ OnError = Literal["log", "raise"] | Callable[[int, HoldfastError], object]
 class Checkpointer:
     """One rank of a training job.
 
-        ckpt = holdfast.Checkpointer("llama-70b", policy=holdfast.Policy(remote_every="10min", keep_remote=5))
+        ckpt = holdfast.Checkpointer("llama-70b", policy=holdfast.Policy(remote_every_ms="10min", remote_keep_last=5))
         start = ckpt.restore({"model": model, "optim": optim, "extra": extra})   # 0: nothing was saved yet
         for step in range(start, n):
             train(...)
