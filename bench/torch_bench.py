@@ -281,7 +281,7 @@ class Bench:
         self._folder = folder
         self._socket = socket_path
         self._step = 0
-        self._policy = holdfast.Policy(nvme_every=1, keep_nvme=1)
+        self._policy = holdfast.Policy(nvme_every_steps=1, nvme_keep_last=1)
         self.checkpointer = holdfast.Checkpointer(
             "large" if state.is_large else "small",
             rank=0,

@@ -148,19 +148,19 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
 
     ckpt = holdfast.Checkpointer(arguments.job)  # [holdfast] rank and world size are torchrun's
     extra: dict[str, Any] = {}
-    # [holdfast] None: nothing to restore. On another number of ranks each goes on with one of the old ones' generators.
-    last = ckpt.restore(
+    # [holdfast] 0: nothing was saved yet. On another number of ranks each takes one of the old ranks' generators.
+    start = ckpt.restore(
         {"model": model, "optim": optim, "extra": extra},
         merge={"extra.rng": lambda states: states[rank % len(states)]},
     )
-    if last is not None:
+    if start > 0:
         set_rng_state(extra["rng"], device)
         text.load_state_dict(extra["text"])
     if rank == 0:
         print(
             "from scratch"
-            if last is None
-            else f"resumed after step {last} from {ckpt.last_restored.source}",
+            if ckpt.last_restored is None
+            else f"resumed after step {ckpt.last_restored.step} from {ckpt.last_restored.source}",
             flush=True,
         )
 
@@ -170,7 +170,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
             if arguments.losses and rank == 0
             else None
         )
-        for step in range(0 if last is None else last + 1, arguments.steps):
+        for step in range(start, arguments.steps):
             read, wanted = text.next(device)
             loss = F.cross_entropy(model(read).flatten(0, 1), wanted.flatten())
             optim.zero_grad()

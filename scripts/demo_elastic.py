@@ -46,8 +46,8 @@ def digest(model: torch.nn.Module, optim: torch.optim.Optimizer) -> str:
     return found.hexdigest()[:16]
 
 
-def train(rank: int) -> tuple[Any, str | None, str, str]:
-    """One start of the job: restored step and digest (None: from scratch), why from there, and the digest that it left."""
+def train(rank: int) -> tuple[int, str | None, str, str]:
+    """One start of the job: its first step, the restored digest (None: from scratch), why from there, and the digest that it left."""
     gpt = example()
     device = torch.device("cpu")
     torch.manual_seed(0)
@@ -58,34 +58,32 @@ def train(rank: int) -> tuple[Any, str | None, str, str]:
     optim = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = gpt.Text(rank, dist.get_world_size(), 4, 32)
     with holdfast.Checkpointer("elastic") as ckpt:
-        last = ckpt.restore({"model": model, "optim": optim, "text": text})
-        found = None if last is None else digest(model, optim)
-        first = 0 if last is None else last + 1
-        for step in range(first, first + STEPS):
+        start = ckpt.restore({"model": model, "optim": optim, "text": text})
+        restored = ckpt.last_restored
+        found = None if restored is None else digest(model, optim)
+        for step in range(start, start + STEPS):
             read, wanted = text.next(device)
             loss = torch.nn.functional.cross_entropy(model(read).flatten(0, 1), wanted.flatten())
             optim.zero_grad()
             loss.backward()
             optim.step()
-            wait = "committed" if step == first + STEPS - 1 else None
+            wait = "committed" if step == start + STEPS - 1 else None
             ckpt.save(step, {"model": model, "optim": optim, "text": text}, wait=wait)
-        why = "" if last is None else ckpt.last_restored.why
-        return last, found, why, digest(model, optim)
+        why = "" if restored is None else restored.why
+        return start, found, why, digest(model, optim)
 
 
 def main() -> int:
     before = None
     for number, ranks in enumerate(STAGES):
         results = run_ranks(ranks, train)
-        last, found, why, left = results[0]
-        if last is None:
+        start, found, why, left = results[0]
+        if start == 0:
             print(f"    {ranks} ranks from scratch, {STEPS} steps: the state is {left}", flush=True)
         else:
-            print(f"    {ranks} ranks: step {last}, {why}", flush=True)
+            print(f"    {ranks} ranks: step {start - 1}, {why}", flush=True)
             print(f"      restored {found}, {STEPS} steps on: {left}", flush=True)
-        if any(each[1] != before for each in results) or last != (
-            number * STEPS - 1 if number else None
-        ):
+        if any(each[1] != before for each in results) or start != number * STEPS:
             print(f"it should have been {before}: {results}", file=sys.stderr)
             return 1
         before = left

@@ -43,7 +43,7 @@ with holdfast.Checkpointer(job, on_error="raise") as ckpt:
     ckpt.save(7, state, wait="committed")
 with holdfast.Checkpointer(job, on_error="raise") as ckpt:
     back = {"n": 0, "words": []}
-    assert ckpt.restore(back) == 7 and back == state, back
+    assert ckpt.restore(back) == 8 and back == state, back
 memory = (ctypes.c_float * 3_000_000)(*range(3_000_000))
 tensors = _core.TensorList()
 tensors.add("w", "F32", (3_000_000,))

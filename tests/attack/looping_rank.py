@@ -16,12 +16,6 @@ import numpy as np
 import holdfast
 
 _DEADLINE_S = 25.0
-_POLICY = {
-    "nvme.every_steps": "nvme_every",
-    "nvme.keep_last": "keep_nvme",
-    "remote.every_steps": "remote_every",
-    "remote.keep_last": "keep_remote",
-}
 
 
 class Trainer:
@@ -32,7 +26,9 @@ class Trainer:
         self._rank, self._world = int(rank), int(world)
         self._numbers = np.arange(int(size) // 8, dtype=np.uint64)
         words = dict(word.split("=") for word in policy.split())
-        self._policy = holdfast.Policy(**{_POLICY[word]: int(n) for word, n in words.items()})
+        self._policy = holdfast.Policy(
+            **{word.replace(".", "_"): int(n) for word, n in words.items()}
+        )
         self._checkpointer: holdfast.Checkpointer | None = None
         self._handle: holdfast.Handle | None = None
 
@@ -69,9 +65,10 @@ class Trainer:
 
     def _restore(self) -> str:
         state = {"weight": np.zeros_like(self._numbers), "progress": None}
-        step = self._checkpointer.restore(state, timeout=_DEADLINE_S)
-        if step is None:
+        start = self._checkpointer.restore(state, timeout=_DEADLINE_S)
+        if start == 0:
             return "error NOTHING_TO_RESTORE"
+        step = start - 1
         saved = self._state(step)
         if state["progress"] != saved["progress"] or (state["weight"] != saved["weight"]).any():
             return f"error CONTENT step {step} came back with other bytes"

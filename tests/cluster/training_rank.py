@@ -6,10 +6,9 @@ import holdfast
 
 model = torch.nn.Linear(8, 1)
 checkpointer = holdfast.Checkpointer("python-job")
-last = checkpointer.restore({"model": model})
-print("new" if last is None else f"restored {last}", flush=True)
-first = 1 if last is None else last + 1
-for step in range(first, first + 5):
+start = checkpointer.restore({"model": model})
+print(f"starts at step {start}", flush=True)
+for step in range(start, start + 5):
     with torch.no_grad():
         model.weight.fill_(step)
     handle = checkpointer.save(step, {"model": model})

@@ -106,10 +106,10 @@ def test_its_script_goes_on_where_it_was(daemon: Daemon, tmp_path: pathlib.Path)
         )
         assert done.returncode == 0, done.stdout + done.stderr
         # torchrun runs its workers with -u: another's line may come before the end of one.
-        return set(re.findall(r"rank \d goes on from (?:None|\d+)", done.stdout))
+        return set(re.findall(r"rank \d starts at step \d+", done.stdout))
 
-    assert train(3) == {"rank 0 goes on from None", "rank 1 goes on from None"}
-    assert train(5) == {"rank 0 goes on from 2", "rank 1 goes on from 2"}
+    assert train(3) == {"rank 0 starts at step 0", "rank 1 starts at step 0"}
+    assert train(5) == {"rank 0 starts at step 3", "rank 1 starts at step 3"}
     assert "step 4" in daemon.ctl("status", variables["RUN"])
 
 

@@ -63,15 +63,14 @@ import holdfast
 told, say = open(sys.argv[1]), open(sys.argv[2], "w", buffering=1)
 state = {"w": np.zeros(1000, dtype=np.int64)}
 with holdfast.Checkpointer(os.environ["HOLDFAST_JOB"]) as ckpt:
-    last = ckpt.restore(state)
-    print(f"went on from {last}", flush=True)
-    say.write(f"{os.environ['HOLDFAST_JOB']} {last} {state['w'].sum()}\\n")
-    step = -1 if last is None else last
+    step = ckpt.restore(state)
+    print(f"starts at step {step}", flush=True)
+    say.write(f"{os.environ['HOLDFAST_JOB']} {step} {state['w'].sum()}\\n")
     while told.readline().strip() == "step":
-        step += 1
         state["w"] += 1
         ckpt.save(step, state, wait="committed")
         say.write(f"step {step}\\n")
+        step += 1
 print("trained", flush=True)
 """
 
@@ -150,7 +149,7 @@ def test_a_job_resumes_over_requeues(slurm: Host, tmp_path: pathlib.Path) -> Non
     name = f"slurm-hills-{job}"
 
     # The prolog has started the daemon.
-    assert pipes.next() == f"{name} None 0"
+    assert pipes.next() == f"{name} 0 0"
     assert slurm.property("ActiveState") == "active"
     for step in range(3):
         pipes.say("step")
@@ -158,11 +157,11 @@ def test_a_job_resumes_over_requeues(slurm: Host, tmp_path: pathlib.Path) -> Non
 
     # Back into the queue: by whoever may, and by the script's own trap, which --signal sets off when the time is nearly up.
     as_trainer(machine, "scontrol", "requeue", job)
-    assert pipes.next() == f"{name} 2 3000"
+    assert pipes.next() == f"{name} 3 3000"
     pipes.say("step")
     assert pipes.next() == "step 3"
     as_trainer(machine, "scancel", "--signal=USR1", "--batch", job)
-    assert pipes.next() == f"{name} 3 4000"
+    assert pipes.next() == f"{name} 4 4000"
     pipes.say("end")
 
     # A job that depends on the end of it, and waits for it.

@@ -24,7 +24,7 @@ from daemons import Daemon, own_daemon
 
 STATE_MIB = 96
 FLOATS = STATE_MIB << 18
-POLICY = holdfast.Policy(remote_every=1, nvme_every=0)
+POLICY = holdfast.Policy(remote_every_steps=1, nvme_every_steps=0)
 
 
 @pytest.fixture(scope="module", params=[Gluster, Ceph], ids=["gluster", "ceph"])
@@ -87,7 +87,7 @@ def go_on(daemon: Daemon) -> None:
 def check_restored(step: int) -> None:
     found = {"w": np.zeros(FLOATS, np.float32)}
     with holdfast.Checkpointer("job", rank=0, world_size=1, policy=POLICY) as ckpt:
-        assert ckpt.restore(found) == step
+        assert ckpt.restore(found) == step + 1
     assert found["w"].tobytes() == state(step)["w"].tobytes()
 
 
@@ -160,7 +160,7 @@ def test_a_server_dies_in_the_middle_of_a_restore(
             assert is_stopped(daemon) and not restored.done()
         finally:
             go_on(daemon)
-        assert restored.result(DEADLINE_S) == 1  # the rest has come from the other servers
+        assert restored.result(DEADLINE_S) == 2  # the rest has come from the other servers
     assert found["w"].tobytes() == state(1)["w"].tobytes()
     after_a_reboot(daemon, mounted)
     check_restored(1)  # from what is left
@@ -201,16 +201,16 @@ def test_a_process_is_not_held_up_by_a_mount_that_hangs(
         program = f"""
 import numpy as np, holdfast
 found = {{"w": np.zeros({FLOATS}, np.float32)}}
-policy = holdfast.Policy(remote_every=1, nvme_every=0)
+policy = holdfast.Policy(remote_every_steps=1, nvme_every_steps=0)
 with holdfast.Checkpointer("job", rank=0, world_size=1, policy=policy) as ckpt:
-    print(ckpt.restore(found), ckpt.last_restored.source, flush=True)
+    print(ckpt.restore(found), ckpt.last_restored.step, ckpt.last_restored.source, flush=True)
     ckpt.save(3, found, wait="committed")
 """
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout == "2 memory\n"
+        assert done.stdout == "3 2 memory\n"
     finally:
         mounted.reconnect()
     wait_until(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import datetime
 import gc
 import itertools
 import logging
@@ -78,7 +80,7 @@ def test_the_last_checkpointer_of_a_job_that_is_closed_leaves_it(daemon: Daemon)
     other.close()
     assert _jobs.open_job("job") is None
     with holdfast.Checkpointer("job") as again:
-        assert again.restore({"w": torch.zeros(3)}) == 3
+        assert again.restore({"w": torch.zeros(3)}) == 4
         one.close()
         other.close()  # of the job before
         again.save(4, state, wait="committed", timeout=60)
@@ -134,14 +136,14 @@ def test_the_loop_of_the_manual(daemon: Daemon) -> None:
         model = model_of()
         optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
         extra: dict[str, Any] = {}
-        last = ckpt.restore({"model": model, "optim": optim, "extra": extra})
-        if last is not None:
+        start = ckpt.restore({"model": model, "optim": optim, "extra": extra})
+        if start > 0:
             torch.set_rng_state(torch.tensor(extra["rng"], dtype=torch.uint8))
-            assert extra["losses"] == losses[: last + 1]
+            assert extra["losses"] == losses[:start]
         else:
             torch.manual_seed(1)
         got = list(extra.get("losses", []))
-        for step in range(0 if last is None else last + 1, stop):
+        for step in range(start, stop):
             got += train(model, optim)
             ckpt.save(
                 step,
@@ -191,7 +193,7 @@ def test_every_optimizer(ckpt: holdfast.Checkpointer, kind: type) -> None:
     ckpt.save(3, {"model": model, "optim": optim}, wait="committed", timeout=60)
     fresh = model_of(7)
     other = kind(fresh.parameters(), lr=0.5, **options)
-    assert ckpt.restore({"model": fresh, "optim": other}) == 3
+    assert ckpt.restore({"model": fresh, "optim": other}) == 4
     assert bits(fresh.state_dict()) == bits(model.state_dict())
     assert bits(other.state_dict()) == bits(optim.state_dict())
 
@@ -437,7 +439,7 @@ def test_nothing_is_pickled_unless_allowed_on_both_sides(daemon: Daemon) -> None
     ckpt.close()
     ckpt = holdfast.Checkpointer("job", allow_pickle=True)
     extra: dict[str, Any] = {}
-    assert ckpt.restore({"extra": extra}) == 1
+    assert ckpt.restore({"extra": extra}) == 2
     assert extra == {"thing": Opaque(5), "n": 2}
     ckpt.close()
 
@@ -500,15 +502,28 @@ def test_going_back(ckpt: holdfast.Checkpointer) -> None:
     for step in range(3):
         w.fill_(step)
         ckpt.save(step, {"w": w}, wait="committed", timeout=60)
-    assert ckpt.restore({"w": w}, step=1) == 1
+    assert ckpt.restore({"w": w}, step=1) == 2
     assert w.tolist() == [1, 1, 1]
-    assert ckpt.last_restored is not None and ckpt.last_restored.source == "memory"
+    assert ckpt.last_restored is not None
+    assert (ckpt.last_restored.step, ckpt.last_restored.source) == (1, "memory")
     with pytest.raises(holdfast.NotFoundError):
         ckpt.restore({"w": w}, step=77)
 
 
-def test_nothing_to_restore_is_none(ckpt: holdfast.Checkpointer) -> None:
-    assert ckpt.restore({"w": torch.zeros(1)}) is None
+def test_restore_returns_the_next_step(ckpt: holdfast.Checkpointer) -> None:
+    """A job whose only step is 0 is told from one that saved nothing."""
+    w = torch.zeros(1)
+    assert ckpt.restore({"w": w}) == 0
+    assert ckpt.last_restored is None
+    for step in (0, 41):
+        ckpt.save(step, {"w": w}, wait="committed", timeout=60)
+        attempt = ckpt.attempt  # a restore begins the next one
+        assert ckpt.restore({"w": w}) == step + 1
+        assert ckpt.last_restored is not None
+        assert (ckpt.last_restored.step, ckpt.last_restored.attempt) == (step, attempt)
+
+
+def test_a_step_that_is_not_there_raises(ckpt: holdfast.Checkpointer) -> None:
     with pytest.raises(holdfast.HoldfastError):
         ckpt.restore({"w": torch.zeros(1)}, step=3)
 
@@ -526,7 +541,9 @@ def test_the_handle_tells_stages_and_times(make_daemon, monkeypatch: pytest.Monk
         "nvme: {dirs: [ROOT/nvme]}\nremote: {dir: ROOT/remote}\n", ["nvme", "remote"]
     )
     monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
-    with holdfast.Checkpointer("job", policy=holdfast.Policy(nvme_every=1, remote_every=1)) as ckpt:
+    with holdfast.Checkpointer(
+        "job", policy=holdfast.Policy(nvme_every_steps=1, remote_every_steps=1)
+    ) as ckpt:
         handle = ckpt.save(4, {"w": torch.ones(1000)}, wait="remote", timeout=60)
 
         def tells_those_before() -> bool:
@@ -548,7 +565,7 @@ def test_the_handle_tells_stages_and_times(make_daemon, monkeypatch: pytest.Monk
 def test_a_daemon_that_is_slow_is_waited_for(make_daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = make_daemon("nvme: {dirs: [ROOT/nvme]}\n", ["nvme"])
     monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
-    with holdfast.Checkpointer("job", policy=holdfast.Policy(nvme_every=1)) as ckpt:
+    with holdfast.Checkpointer("job", policy=holdfast.Policy(nvme_every_steps=1)) as ckpt:
         handle = ckpt.save(1, {"w": torch.ones(1000)}, wait="sealed", timeout=60)
         daemon.process.send_signal(signal.SIGSTOP)
         try:
@@ -660,7 +677,7 @@ def test_losing_the_daemon_costs_one_save(ckpt: holdfast.Checkpointer, daemon: D
     assert ckpt.failed_saves == 1
     daemon.kill()
     daemon.start()
-    assert ckpt.restore(state) == 3
+    assert ckpt.restore(state) == 4
 
 
 def test_the_package_needs_neither_torch_nor_numpy(daemon: Daemon) -> None:
@@ -672,7 +689,7 @@ import holdfast
 with holdfast.Checkpointer("plain") as ckpt:
     ckpt.save(1, {"epoch": 3, "x": {"y": [1, 2]}}, wait="committed", timeout=60)
     state = {"epoch": 0, "x": {}}
-    assert ckpt.restore(state) == 1
+    assert ckpt.restore(state) == 2
     assert state == {"epoch": 3, "x": {"y": [1, 2]}}, state
 """
     done = run_python(code)
@@ -681,19 +698,47 @@ with holdfast.Checkpointer("plain") as ckpt:
 
 def test_policies_say_what_is_wrong_with_them() -> None:
     assert holdfast.Policy(
-        remote_every="10min", keep_remote=5, nvme_every=3, nvme_bytes_max="2GiB"
+        remote_every_steps=100,
+        remote_every_ms="10min",
+        remote_keep_last=5,
+        nvme_every_steps=3,
+        nvme_every_ms=1500,
+        nvme_keep_every_steps=1000,
+        nvme_bytes_max="2GiB",
+        replicas=1,
     ).to_core() == {
-        "nvme": {"every_steps": 3, "every_ms": 0, "bytes_max": 2 << 30},
-        "remote": {"every_steps": 0, "every_ms": 600_000, "keep_last": 5},
+        "nvme": {
+            "every_steps": 3,
+            "every_ms": 1500,
+            "keep_every_steps": 1000,
+            "bytes_max": 2 << 30,
+        },
+        "remote": {"every_steps": 100, "every_ms": 600_000, "keep_last": 5},
+        "peer": {"replicas": 1},
     }
+    hour = datetime.timedelta(hours=1)
+    assert holdfast.Policy(nvme_every_ms=hour).to_core() == {"nvme": {"every_ms": 3_600_000}}
     for wrong in (
-        {"remote_every": "10 parsecs"},
-        {"keep_nvme": -1},
+        {"remote_every_ms": "10 parsecs"},
+        {"remote_every_ms": datetime.timedelta(seconds=-1)},
+        {"nvme_keep_last": -1},
         {"nvme_bytes_max": "lots"},
-        {"nvme_every": True},
+        {"nvme_every_steps": True},
+        {"nvme_every_steps": "10min"},
     ):
         with pytest.raises(holdfast.InvalidArgumentError, match=next(iter(wrong))):
             holdfast.Policy(**wrong).to_core()  # type: ignore[arg-type]
+
+
+def test_policies_name_their_options_as_the_settings_do() -> None:
+    settings = (pathlib.Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    tiers = {f"policy.{tier}.": f"{tier}_" for tier in ("nvme", "remote")}
+    for field in dataclasses.fields(holdfast.Policy):
+        name = f"policy.{field.name}"
+        for setting, option in tiers.items():
+            if field.name.startswith(option):
+                name = setting + field.name.removeprefix(option)
+        assert f"`{name}`" in settings, f"{field.name}: there is no setting {name}"
 
 
 def test_numpy_alone_without_torch(daemon: Daemon, tmp_path: pathlib.Path) -> None:
@@ -722,7 +767,7 @@ def test_a_state_that_grows_and_shrinks_goes_on_being_saved(ckpt: holdfast.Check
             assert handle.error is None, f"step {step}, {mib} MiB: {handle.error}"
             step += 1
     back = {"w": torch.zeros(1 << 18)}
-    assert ckpt.restore(back) == step - 1
+    assert ckpt.restore(back) == step
     assert bool((back["w"] == step - 1).all())
 
 
@@ -836,7 +881,7 @@ def test_a_stage_that_never_comes_does_not_unmake_a_save(daemon: Daemon) -> None
         with pytest.raises(holdfast.RefusedError, match="remote"):  # there is none
             ckpt.save(1, {"w": torch.ones(10)}, wait="remote", timeout=60)
         assert ckpt.failed_saves == 0
-        assert ckpt.restore({"w": torch.zeros(10)}) == 1
+        assert ckpt.restore({"w": torch.zeros(10)}) == 2
 
 
 def test_a_state_that_raises_is_a_failed_save(ckpt: holdfast.Checkpointer) -> None:

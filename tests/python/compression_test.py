@@ -19,7 +19,7 @@ from holdfast import dcp
 RANKS = 3
 ROWS = 1200  # of 2 KiB: each rank's part has more than one frame
 COLUMNS = 1024
-POLICY = holdfast.Policy(remote_every=1)
+POLICY = holdfast.Policy(remote_every_steps=1)
 SETTINGS = (
     "remote: {dir: ROOT/remote}\npolicy: {remote: {every_steps: 1, compression: zstd, OTHERS}}\n"
 )
@@ -75,7 +75,7 @@ def restore(ranks: int, whole: dict[str, torch.Tensor]) -> None:
     def work(rank: int) -> None:
         got, wanted = state_of(rank, ranks, zeros()), state_of(rank, ranks, whole)
         with holdfast.Checkpointer("job", policy=POLICY) as ckpt:
-            assert ckpt.restore(got) == 7
+            assert ckpt.restore(got) == 8
         for top, key in (("model", "split"), ("model", "alike"), ("optim", "moment")):
             one, other = got[top][key], wanted[top][key]
             if isinstance(one, holdfast.Part):
@@ -182,7 +182,7 @@ def test_without_a_good_copy_a_step_is_not_restored(compressed: Daemon) -> None:
     path.write_bytes(content)
     forget_memory(compressed)
 
-    def work(rank: int) -> int | None:
+    def work(rank: int) -> int:
         with holdfast.Checkpointer("job", policy=POLICY) as ckpt:
             return ckpt.restore(state_of(rank, 1, zeros()))
 

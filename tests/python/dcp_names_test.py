@@ -107,7 +107,7 @@ def test_other_readers_find_tied_tensors_by_the_name_that_comes_first(
     daemon = make_daemon("nvme: {dirs: [ROOT/nvme]}\n", inside=["nvme"])
     monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
     model, other = Tied(), Tied()
-    with holdfast.Checkpointer("tied", policy=holdfast.Policy(nvme_every=1)) as ckpt:
+    with holdfast.Checkpointer("tied", policy=holdfast.Policy(nvme_every_steps=1)) as ckpt:
         ckpt.save(1, {"model": model}, wait="nvme")
     (step,) = daemon.root.glob("nvme/**/1-a1")
     named = [*other.named_parameters(), *other.named_buffers()]

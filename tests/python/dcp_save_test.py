@@ -961,7 +961,7 @@ def test_a_step_is_any_integer_in_range(way: str) -> None:
 def test_a_policy_is_holdfasts_own(make_daemon, monkeypatch, kind: type) -> None:
     daemon = make_daemon("nvme: {dirs: [ROOT/nvme]}\n", inside=["nvme"])
     monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
-    policy = holdfast.Policy(nvme_every=2, keep_nvme=1)
+    policy = holdfast.Policy(nvme_every_steps=2, nvme_keep_last=1)
     if kind is Reader:
         with pytest.raises(CheckpointException):  # nothing is there
             dcp.load({}, storage_reader=Reader("job", policy=policy, adopt=True))
@@ -970,8 +970,8 @@ def test_a_policy_is_holdfasts_own(make_daemon, monkeypatch, kind: type) -> None
     shared = _jobs.open_job("job")
     assert shared is not None and shared.policy == policy.to_core()
     assert Writer("job", step=3, policy=policy.to_core())._shared() is shared
-    with pytest.raises(holdfast.InvalidArgumentError, match="Policy: keep_nvme=-1"):
-        kind("job", step=1, policy=holdfast.Policy(keep_nvme=-1))
+    with pytest.raises(holdfast.InvalidArgumentError, match="Policy: nvme_keep_last=-1"):
+        kind("job", step=1, policy=holdfast.Policy(nvme_keep_last=-1))
 
 
 def test_waiting_for_more_than_sealed() -> None:

@@ -103,7 +103,7 @@ def run_blocks(blocks: list[Block], folder: pathlib.Path, environment: dict[str,
             for line in block.text.splitlines():
                 command, _, expected = line.partition(" # ")
                 printed = run(["bash", "-c", command], folder, environment)
-                if expected.strip().startswith("went on"):
+                if expected.strip().startswith("started at"):
                     for part in expected.split("…"):
                         part = part.strip(" ,").partition(": ")[0]
                         assert part in printed, f"{line}: printed was {printed}"

@@ -123,7 +123,7 @@ def load(mesh: Mesh) -> None:
         state, _ = state_of(mesh, rank, fill=False)
         model = {key: each for key, each in state["model"].items()}
         with holdfast.Checkpointer("job") as ckpt:
-            assert ckpt.restore({"model": model}) == 3
+            assert ckpt.restore({"model": model}) == 4
         rule = layouts.tensor_parallel(mesh.place(rank)[0], mesh.tensor, **RULES)
         for name, value in expected.items():
             split = rule(name, value[0])
@@ -169,7 +169,7 @@ def test_the_optimizer_of_parts_has_parts(daemon: Daemon) -> None:
                 if fill:
                     ckpt.save(1, mine, wait="committed")
                 else:
-                    assert ckpt.restore(mine) == 1
+                    assert ckpt.restore(mine) == 2
             part = mine["w"].tensor
             return part.detach(), mine["optim"].state[part]["exp_avg"]
 
@@ -240,7 +240,7 @@ def test_experts_and_their_optimizer_on_fewer_and_on_more_ranks(daemon: Daemon) 
         def work(rank: int) -> dict[str, torch.Tensor]:
             state, named = experts(rank, ranks, fill=False)
             with holdfast.Checkpointer("job") as ckpt:
-                assert ckpt.restore(state) == 3
+                assert ckpt.restore(state) == 4
             return contents(state, named)
 
         return together(run_ranks(ranks, work, group=False))
@@ -280,7 +280,7 @@ def test_experts_that_move_to_other_ranks_in_mid_run(daemon: Daemon) -> None:
             ) -> dict[str, torch.Tensor]:
                 state, named = experts(rank, count, fill=False, order=laid_out)
                 with holdfast.Checkpointer("job") as ckpt:
-                    assert ckpt.restore(state, step=step) == step
+                    assert ckpt.restore(state, step=step) == step + 1
                 return contents(state, named)
 
             found = together(run_ranks(count, load, group=False))
@@ -297,7 +297,7 @@ def test_an_optimizer_whose_unsplit_tensors_had_numbers_for_names(daemon: Daemon
     with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
         ckpt.save(3, {"model": old, "optim": state["optim"]}, wait="committed")
         target, own = experts(0, 1, fill=False)
-        assert ckpt.restore(target) == 3
+        assert ckpt.restore(target) == 4
     for name, each in named.items():
         found = [own[name], *moments(target["optim"], own[name])]
         expected = [each, *moments(state["optim"], each)]

@@ -49,7 +49,7 @@ def in_remote(daemon: Daemon, job: str) -> int:
 
 
 def checkpointer(job: str) -> holdfast.Checkpointer:
-    policy = holdfast.Policy(remote_every=1, keep_remote=100)
+    policy = holdfast.Policy(remote_every_steps=1, remote_keep_last=100)
     return holdfast.Checkpointer(job, policy=policy, on_error="raise")
 
 
@@ -84,13 +84,13 @@ def test_what_is_waited_for_does_not_wait(remote: Daemon) -> None:
         for step in range(1, 4):
             ckpt.save(step, {"w": numpy.arange(10)}, wait="remote")
             assert in_remote(remote, "waits") == step
-        assert ckpt.restore({"w": numpy.zeros(10, dtype=numpy.int64)}) == 3
+        assert ckpt.restore({"w": numpy.zeros(10, dtype=numpy.int64)}) == 4
 
 
 def test_it_ends_with_the_process(remote: Daemon) -> None:
     code = """
 import sys, numpy, holdfast
-ckpt = holdfast.Checkpointer("killed", policy=holdfast.Policy(remote_every=1))
+ckpt = holdfast.Checkpointer("killed", policy=holdfast.Policy(remote_every_steps=1))
 ckpt.network_busy().__enter__()
 ckpt.save(1, {"w": numpy.arange(10)}, wait="committed")
 print("saved", flush=True)

@@ -55,7 +55,7 @@ def one_value(tensor: torch.Tensor) -> float:
 def saved(ckpt: holdfast.Checkpointer, handle: holdfast.Handle, state: dict[str, Any]) -> None:
     """Fills the state with what that save saved."""
     handle.wait("committed", DEADLINE_S)
-    assert ckpt.restore(state, step=handle.step) == handle.step
+    assert ckpt.restore(state, step=handle.step) == handle.step + 1
 
 
 def until_overlapped(attempt: Callable[[int], bool]) -> None:
@@ -361,7 +361,7 @@ for step in range(6):
     handle.wait("committed", 60)
 assert overlapped
 fresh = torch.empty(w.shape)
-assert ckpt.restore({"w": fresh}) == 5
+assert ckpt.restore({"w": fresh}) == 6
 assert bool((fresh == -5).all())
 ckpt.close()
 """
@@ -383,7 +383,7 @@ def test_an_exception_between_save_and_seal(daemon: Daemon) -> None:
     with torch.no_grad():
         model.w.fill_(0)
     with holdfast.Checkpointer("job") as ckpt:
-        assert ckpt.restore({"model": model, "optim": optim}) == 1
+        assert ckpt.restore({"model": model, "optim": optim}) == 2
         assert one_value(model.w.detach()) == 4
 
 
@@ -446,7 +446,7 @@ w = torch.nn.Parameter(torch.full((24_000_000,), 2.0))
 w.grad = torch.ones(1).expand(w.shape)
 optim = torch.optim.SGD([w], lr=1.0)
 step = int(sys.argv[1])
-assert ckpt.restore({"w": torch.empty(w.shape)}) == (step - 1 if step else None)
+assert ckpt.restore({"w": torch.empty(w.shape)}) == step
 ckpt.save(step, {"w": w, "optim": optim})
 if sys.argv[2] == "exception":
     raise SystemExit(3)
@@ -458,7 +458,7 @@ if sys.argv[2] == "dropped":
         assert (done.returncode, done.stderr) == (3 if way == "exception" else 0, "")
         with holdfast.Checkpointer("exits") as ckpt:
             w = torch.zeros(24_000_000)
-            assert ckpt.restore({"w": w}) == step
+            assert ckpt.restore({"w": w}) == step + 1
             assert one_value(w) == 2
 
 
@@ -554,7 +554,7 @@ def test_fifty_interpreters_that_die_in_mid_save_leak_no_slot(daemon: Daemon) ->
     state = {"model": model, "optim": sgd(model)}
     # What torch imports when it is first needed is imported here, and not fifty times.
     _state.Flattener(allow_pickle=False, fences=lambda _: True).run(state)
-    step, slots_max, copying = 0, 0, 0
+    slots_max, copying = 0, 0
     for number in range(50):
         reader, writer = os.pipe()
         child = os.fork()
@@ -573,9 +573,9 @@ def test_fifty_interpreters_that_die_in_mid_save_leak_no_slot(daemon: Daemon) ->
         slots_max = max(slots_max, slots_of(daemon))
     assert copying > 0, "none of them died while it copied"
     with holdfast.Checkpointer("dies") as ckpt:
-        step = ckpt.restore({"model": model})
-        assert step is not None and step >= 80
-        ckpt.save(step + 1000, {"model": model}, wait="committed", timeout=DEADLINE_S)
+        start = ckpt.restore({"model": model})
+        assert start > 80
+        ckpt.save(start + 1000, {"model": model}, wait="committed", timeout=DEADLINE_S)
     assert slots_of(daemon) <= SLOTS_MAX and slots_max <= SLOTS_MAX
 
 

@@ -380,7 +380,7 @@ state = {"n": 7, "words": ["a", "b"]}
 with holdfast.Checkpointer(job, on_error="raise") as ckpt:
     ckpt.save(7, state, wait="committed")
     back = {"n": 0, "words": []}
-    assert ckpt.restore(back) == 7 and back == state, back
+    assert ckpt.restore(back) == 8 and back == state, back
 socket = _daemon.ensure_daemon()
 memory = (ctypes.c_float * 1000)(*range(1000))
 tensors = _core.TensorList()
@@ -426,7 +426,7 @@ _daemon.SYSTEM_SOCKET = _daemon.SYSTEM_CONFIG = "/nowhere"
 with holdfast.Checkpointer(uuid.uuid4().hex, on_error="raise") as ckpt:
     ckpt.save(7, {"w": numpy.arange(1000)}, wait="committed")
     state = {"w": numpy.zeros(1000, dtype=int)}
-    assert ckpt.restore(state) == 7
+    assert ckpt.restore(state) == 8
     assert (state["w"] == numpy.arange(1000)).all()
 """,
     "torch": """

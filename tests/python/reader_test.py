@@ -17,7 +17,7 @@ from daemons import DEADLINE_S, Daemon
 from holdfast import _core
 
 TIERS = "nvme: {dirs: [ROOT/nvme]}\nremote: {dir: ROOT/remote}\n"
-POLICY = holdfast.Policy(nvme_every=1, remote_every=1)
+POLICY = holdfast.Policy(nvme_every_steps=1, remote_every_steps=1)
 
 
 @pytest.fixture

@@ -54,9 +54,10 @@ def stage(wrap: Wrap, first: int, steps: int) -> Callable[[int], dict[str, torch
         model, optim = made(wrap, seed=first)
         extra = {"seen": -1}
         with holdfast.Checkpointer("job") as ckpt:
-            last = ckpt.restore({"model": model, "optim": optim, "extra": extra})
-            found = None if last is None else whole(model, optim)
-            resharded = 0 if last is None else ckpt.last_restored.resharded_from
+            start = ckpt.restore({"model": model, "optim": optim, "extra": extra})
+            restored = ckpt.last_restored
+            found = None if restored is None else whole(model, optim)
+            resharded = 0 if restored is None else restored.resharded_from
             train(model, optim, steps, alike)
             ckpt.save(
                 first + steps,
@@ -65,7 +66,7 @@ def stage(wrap: Wrap, first: int, steps: int) -> Callable[[int], dict[str, torch
             )
             left = whole(model, optim)
         dist.barrier()
-        return last, extra["seen"], resharded, found, left
+        return start, extra["seen"], resharded, found, left
 
     return work
 
@@ -75,11 +76,11 @@ def run_stages(stages: list[tuple[Wrap, int]]) -> None:
     ranks_before = 0
     for number, (wrap, ranks) in enumerate(stages):
         results = run_ranks(ranks, stage(wrap, 10 * number, 2))
-        for last, seen, resharded, found, _ in results:
+        for start, seen, resharded, found, _ in results:
             if before is None:
-                assert last is None
+                assert start == 0
                 continue
-            assert last == seen == 10 * (number - 1) + 2
+            assert start - 1 == seen == 10 * (number - 1) + 2
             assert resharded in ((0, ranks_before) if ranks == ranks_before else (ranks_before,))
             assert_same(before, found)
         before, ranks_before = results[0][4], ranks
@@ -116,7 +117,7 @@ def restored(ranks: int, state: Callable[[int], dict[str, Any]], **options: Any)
         mine = state(rank)
         with holdfast.Checkpointer("job") as ckpt:
             try:
-                assert ckpt.restore(mine, **options) == 1
+                assert ckpt.restore(mine, **options) == 2
             except holdfast.InvalidArgumentError as error:
                 return str(error)
         return mine
@@ -208,7 +209,7 @@ def test_pipeline_stages_into_one_and_back(daemon: Daemon) -> None:
         def work(rank: int) -> Any:
             model, optim = layers(split(rank), seed=77)
             with holdfast.Checkpointer("job") as ckpt:
-                assert ckpt.restore({"model": model, "optim": optim}) == 1
+                assert ckpt.restore({"model": model, "optim": optim}) == 2
             return values(model, optim)
 
         return work
@@ -256,7 +257,7 @@ def test_ranges_of_flat_buffers_and_the_optimizer_over_them(daemon: Daemon) -> N
                 if fill:
                     ckpt.save(1, mine, wait="committed")
                 else:
-                    assert ckpt.restore(mine) == 1
+                    assert ckpt.restore(mine) == 2
             return parts(mine)
 
         return run
@@ -515,7 +516,7 @@ def test_ranges_in_what_an_object_says_of_itself(daemon: Daemon) -> None:
                 if fill:
                     ckpt.save(1, {"zero": shards}, wait="committed")
                 else:
-                    assert ckpt.restore({"zero": shards}) == 1
+                    assert ckpt.restore({"zero": shards}) == 2
             return shards.range.start, shards.range.tensor.tolist()
 
         return run
@@ -538,7 +539,7 @@ def test_training_goes_on_in_another_type(daemon: Daemon) -> None:
         for model in (state["model"].bfloat16(), fresh):
             optim = torch.optim.AdamW(model.parameters(), foreach=False)
             with holdfast.Checkpointer("job") as ckpt:
-                assert ckpt.restore({"model": model, "optim": optim}, convert=True) == 1
+                assert ckpt.restore({"model": model, "optim": optim}, convert=True) == 2
             model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
             optim.step()
 
@@ -566,7 +567,7 @@ def filled(module: nn.Module, value: float) -> nn.Module:
 def test_tied_weights_over_pipeline_stages_and_back(daemon: Daemon) -> None:
     def save_tied(rank: int) -> None:
         with holdfast.Checkpointer("job") as ckpt:
-            assert ckpt.restore({}) is None
+            assert ckpt.restore({}) == 0
             model = filled(Ends("embedding", "head", tied=True), 3.0)
             ckpt.save(1, {"model": model}, wait="committed")
 
@@ -575,7 +576,7 @@ def test_tied_weights_over_pipeline_stages_and_back(daemon: Daemon) -> None:
         name = ("embedding", "head")[rank]
         with holdfast.Checkpointer("job") as ckpt:
             model = filled(Ends(name), 0.0)
-            assert ckpt.restore({"model": model}) == 1
+            assert ckpt.restore({"model": model}) == 2
             found = float(getattr(model, name).weight.detach().mean())
             ckpt.save(2, {"model": filled(model, 4.0)}, wait="committed")
             dist.barrier()
@@ -584,7 +585,7 @@ def test_tied_weights_over_pipeline_stages_and_back(daemon: Daemon) -> None:
     def together(rank: int) -> float:
         with holdfast.Checkpointer("job") as ckpt:
             model = filled(Ends("embedding", "head", tied=True), 0.0)
-            assert ckpt.restore({"model": model}) == 2
+            assert ckpt.restore({"model": model}) == 3
             assert model.head.weight is model.embedding.weight
             return float(model.head.weight.detach().mean())
 
@@ -597,7 +598,7 @@ def test_tied_weights_that_stages_saved_with_different_values_are_refused(daemon
     def split(rank: int) -> None:
         name = ("embedding", "head")[rank]
         with holdfast.Checkpointer("job") as ckpt:
-            assert ckpt.restore({}) is None
+            assert ckpt.restore({}) == 0
             ckpt.save(1, {"model": filled(Ends(name), float(rank))}, wait="committed")
             dist.barrier()
 
@@ -639,7 +640,7 @@ def test_how_far_it_is_is_told_and_logged(
     with holdfast.Checkpointer("job", rank=0, world_size=1, launch="alone") as ckpt:
         merge = {"w": lambda values: values[1]}
         target = torch.zeros(1 << 20)
-        assert ckpt.restore({"w": target}, merge=merge, progress=told.append) == 3
+        assert ckpt.restore({"w": target}, merge=merge, progress=told.append) == 4
         assert float(target.mean()) == 1.0
     assert told and told[0].attempt in (None, 1)
 
@@ -713,7 +714,7 @@ def test_merging_values_opens_no_shard(daemon: Daemon, monkeypatch: pytest.Monke
     monkeypatch.setattr("holdfast._core.attach", opened)
     with holdfast.Checkpointer("job", rank=0, world_size=1, launch="again") as ckpt:
         extra: dict[str, Any] = {"rng": None}
-        assert ckpt.restore({"extra": extra}, merge={"extra.rng": lambda values: values}) == 1
+        assert ckpt.restore({"extra": extra}, merge={"extra.rng": lambda values: values}) == 2
     assert extra == {"rng": [[0, 0], [1, 1]]}
 
 

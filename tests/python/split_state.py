@@ -15,7 +15,7 @@ from daemons import BIN, DEADLINE_S, Daemon
 
 RANKS = 3
 TIERS = "nvme: {dirs: [ROOT/nvme]}\nremote: {dir: ROOT/remote}\n"
-POLICY = holdfast.Policy(nvme_every=1, remote_every=1)
+POLICY = holdfast.Policy(nvme_every_steps=1, remote_every_steps=1)
 CKPTCTL = BIN.resolve() / "ckptctl"
 
 

@@ -300,7 +300,7 @@ def test_diff_of_another_layout_and_of_branches(tiers: Daemon) -> None:
         top, _, key = name.partition(".")
         state.setdefault(top, {})[key] = tensor
     with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
-        assert ckpt.restore({"optim": {"moment": torch.zeros_like(tensors["optim.moment"])}}) == 7
+        assert ckpt.restore({"optim": {"moment": torch.zeros_like(tensors["optim.moment"])}}) == 8
         ckpt.save(7, state, wait="committed", timeout=60)
     said = answer(tiers, "diff", "job", "7@1", "7@2")
     assert (said["a"]["attempt"], said["b"]["attempt"]) == (1, 2)

@@ -102,9 +102,9 @@ import torch, holdfast
 try:
     with holdfast.Checkpointer("laptop", **json.loads(sys.argv[1])) as ckpt:
         w = torch.zeros(4)
-        last = ckpt.restore({"w": w})
-        ckpt.save(0 if last is None else last + 1, {"w": w + 1}, wait="committed", timeout=60)
-    print(json.dumps({"last": last, "w": w.tolist()}))
+        start = ckpt.restore({"w": w})
+        ckpt.save(start, {"w": w + 1}, wait="committed", timeout=60)
+    print(json.dumps({"start": start, "w": w.tolist()}))
 except HoldfastError as error:
     print(json.dumps({"error": error.code, "text": str(error)}))
 """
@@ -112,8 +112,8 @@ except HoldfastError as error:
 
 def test_three_lines_on_a_machine_without_a_daemon(machine: Machine) -> None:  # noqa: F811
     machine.environment["OMP_NUM_THREADS"] = "1"
-    assert machine.ensure(SAVES) == {"last": None, "w": [0.0] * 4}
-    assert machine.ensure(SAVES) == {"last": 0, "w": [1.0] * 4}
+    assert machine.ensure(SAVES) == {"start": 0, "w": [0.0] * 4}
+    assert machine.ensure(SAVES) == {"start": 1, "w": [1.0] * 4}
     assert len(machine.daemons()) == 1
 
 

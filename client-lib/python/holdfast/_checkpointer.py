@@ -59,28 +59,32 @@ OnError = Literal["log", "raise"] | Callable[[int, HoldfastError], object]
 class Checkpointer:
     """One rank of a training job.
 
-        ckpt = holdfast.Checkpointer("llama-70b", policy=holdfast.Policy(remote_every="10min", keep_remote=5))
-        last = ckpt.restore({"model": model, "optim": optim, "extra": extra})   # None: nothing to restore
-        for step in range(0 if last is None else last + 1, n):
+        ckpt = holdfast.Checkpointer("llama-70b", policy=holdfast.Policy(remote_every_ms="10min", remote_keep_last=5))
+        start = ckpt.restore({"model": model, "optim": optim, "extra": extra})   # 0: nothing was saved yet
+        for step in range(start, n):
             train(...)
             ckpt.save(step, {"model": model, "optim": optim, "extra": {"loader": loader.state_dict()}})
 
-    Rank and world size are the launcher's (torchrun, Slurm, MPI); `rank` and `world_size` win. torch.distributed need not be
-    initialised, and nothing here is a collective.
+    Rank and world size come from the launcher (torchrun, Slurm, MPI), unless you pass `rank` and `world_size`.
+    torch.distributed need not be initialised, and no method here is a collective.
 
-    `overlap`: parameters and state of the optimizers in the state are copied beside the next forward and backward pass, and
-    those optimizers' `step()` waits should the copy not be done (a hook sees to it, once it has been seen to run: give the
-    optimizers to `restore` before the loop, also at a first start). Everything else is copied before `save`
-    returns. False: everything is.
-    `allow_pickle`: values that are not JSON may be pickled, and read again. What you read then can run any code.
+    `overlap`: copy the parameters and state of the optimizers in the state while the next forward and backward pass runs. Their
+    `step()` waits until the copy is done. For that each optimizer gets a hook, and the hook must have run once before the copy
+    may overlap: pass the optimizers to `restore` before the loop, also at a first start. Everything else is copied before
+    `save` returns. With False everything is.
+    `allow_pickle`: pickle values that are not JSON, and unpickle them in `restore`. A checkpoint that you read can then run any
+    code.
     `on_error`: what happens when a save fails. "log": each cause is logged once. "raise": the failure is raised, at the latest
-    by the next call. A function: it is called with the step and the error. The first save raises what no later save can
-    overcome in any case (docs/python.md, "Errors").
-    `uncommitted_max`: this rank sealed so many steps in a row, and none was committed, because other ranks did not save them.
-    That is a warning. Later saves count as failed until a step is committed again.
-    `start_daemon`: False: never start a ckptd of one's own where none is installed.
-    `grace`, `stop_signals`: how long the job lives after it was told to end (seconds, or a text like "90s"; else
-    HOLDFAST_GRACE, else 30 s), and by which signals: see `preempted`.
+    by the next call. A function: it is called with the step and the error. In all three cases the first save raises what no
+    later save can overcome (docs/python.md, "Errors").
+    `uncommitted_max`: warn after this rank has sealed so many steps in a row of which none was committed, because other ranks
+    did not save them. Later saves count as failed until a step is committed again.
+    `start_daemon`: with False, do not start a private ckptd where none is installed.
+    `grace`, `stop_signals`: how long the job may still run after it was told to end (seconds, or a text like "90s"; otherwise
+    HOLDFAST_GRACE, otherwise 30 s), and which signals tell it so: see `preempted`.
+
+    `last_restored`: the step that `restore` read, with its attempt, the tier it came from and why not a nearer one. None when
+    nothing was restored.
     """
 
     def __init__(
@@ -445,32 +449,41 @@ class Checkpointer:
         merge: Mapping[str, Merge] | None = None,
         progress: Callable[[RestoreProgress], object] | None = None,
         timeout: float = 600.0,
-    ) -> int | None:
-        """Fills the state from the newest step that every rank can load, and returns that step; None: nothing to restore.
+    ) -> int:
+        """Fill the state from the newest step that every rank can load. Return the next step to train.
 
-            last = ckpt.restore({"model": model, "optim": optim, "extra": extra})
-            ckpt.restore(state, step=900)      # go back: what came after it is discarded for good by the next save
+            start = ckpt.restore({"model": model, "optim": optim, "extra": extra})
+            for step in range(start, n): ...
 
-        All ranks must call it. Modules, optimizers, tensors and arrays are filled in place, bit for bit; dictionaries and
-        lists without tensors get the content that was saved. Keys of the state that are left out are not restored.
-        Another number of ranks, or another parallel layout, may have saved it: each rank gets what it has a place for, out of
-        all their shards (docs/elastic.md).
-        `convert`: floating-point tensors that were saved with another type are rounded to the nearest.
-        `rename`: what tensors of modules, and of their optimizers, were called when they were saved: a function of their names
-        now, or regular expressions and what to put in their place:
+        The next step is the restored step + 1, or 0 when the job has saved nothing. `last_restored` names the restored step, its
+        attempt and the tier it came from. If there are checkpoints and none can be read, `restore` raises: a run must not
+        start from scratch because of an error.
+
+        All ranks must call it, and all get the same step. Modules, optimizers, tensors and arrays are filled in place, bit for
+        bit. Dictionaries and lists without tensors get the content that was saved. Keys that the state leaves out are not
+        restored. Another number of ranks, or another parallel layout, may have saved the step: each rank gets the parts that it
+        has a place for, out of all shards (docs/elastic.md).
+
+        `step`, `attempt`: restore this step instead. The next save discards all later steps for good:
+
+            ckpt.restore(state, step=900)      # returns 901
+
+        `strict`: with False, leave alone what only the checkpoint has, and what only a module or a dictionary with tensors has.
+        `convert`: round floating-point tensors that were saved with another type to the nearest value.
+        `rename`: the names that tensors of modules, and of their optimizers, had when they were saved. It is a function of the
+        name now, or a dictionary of regular expressions and replacements:
 
             ckpt.restore({"model": model}, rename={r"^model\\.encoder\\.": "model.bert."})
 
-        `merge`: what each rank gets of what was every old rank's own, when their number differs, by its path in the state:
+        `merge`: what each rank gets of a value that each old rank had for itself, when the number of ranks differs. Keys are paths
+        in the state; a function gets the list of the old ranks' values:
 
             ckpt.restore(state, merge={"extra.rng": lambda values: values[rank % len(values)]})
 
-        `progress`: called a few times a second with a holdfast.RestoreProgress; what it raises ends the restore. One that
-        takes long shows a bar on a terminal (by rich or tqdm, if one is installed), else it says so in the log (`holdfast`,
-        every 10 s).
-        `strict=False`: what only one of a module, or a dictionary with tensors, and the checkpoint has is left alone.
-        `last_restored` tells where it came from, and why not from nearer.
-        Whatever is there and cannot be read raises: never start from scratch because of an error.
+        `progress`: a function that is called a few times a second with a holdfast.RestoreProgress. An exception in it ends the
+        restore. Without it, a restore that takes long shows a bar on a terminal (with rich or tqdm, if one is installed), or
+        logs a line every 10 s (logger `holdfast`).
+        `timeout`: seconds after which the restore gives up, also while it waits for other ranks.
         """
         if not isinstance(state, dict):
             raise InvalidArgumentError(
@@ -538,7 +551,7 @@ class Checkpointer:
                 if step is not None:
                     raise
                 self._shared.has_begun = True
-                return None
+                return 0
             except BaseException as error:
                 if wanted is not None:  # some of it may have been loaded
                     self._note_half_restored(state, error)
@@ -567,7 +580,7 @@ class Checkpointer:
             restored.source,
             f" ({restored.why})" if restored.why else "",
         )
-        return restored.step
+        return restored.step + 1
 
     def _note_half_restored(self, state: Mapping[str, Any], error: BaseException) -> None:
         self._half_restored |= dict.fromkeys(map(str, state), str(error) or type(error).__name__)

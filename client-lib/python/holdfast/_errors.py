@@ -1,7 +1,7 @@
 """What can go wrong, as exceptions. Each carries the daemon's or the library's own words: operation, thing, cause, way out.
 
 try:
-    last = ckpt.restore(state)
+    start = ckpt.restore(state)
 except holdfast.CorruptError as error:
     print(error.code, error)      # CORRUPT restore: attempt 3 step 1200 …
 """

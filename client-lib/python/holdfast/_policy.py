@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from holdfast._errors import InvalidArgumentError
 
@@ -23,45 +23,46 @@ _BYTES = {
 }
 
 
+_TIERS = ("nvme", "remote")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a job says of its copies; what is left out holds as ckptd's configuration says.
+    """Which steps of a job go to which tier, and how long they stay. ckptd's settings decide what is left out.
 
-        Policy(replicas=1, nvme_every=1, keep_nvme=2, remote_every="10min", keep_remote=5)
+        Policy(replicas=1, nvme_every_steps=1, nvme_keep_last=2, remote_every_ms="10min", remote_keep_last=5)
 
-    `…_every`: an int is a number of steps (each so many steps, one), a text like "90s", "10min", "2h" or a timedelta a time;
-    0: none. `keep_…`: so many of the newest steps stay, at least 1. `keep_…_every`: steps that it divides stay for ever.
-    `…_bytes_max`: of this job in that tier, an int or a text like "500GiB"; 0: no limit of its own.
-    `replicas`: in the memory of how many other nodes each shard of the newest step is kept, too; 0: none.
+    Options are named as in ckptd.yaml and `ckptctl set`: `nvme_keep_last` is `policy.nvme.keep_last` there.
+    `…_every_steps`: store the first of so many steps, 0: never by count.
+    `…_every_ms`: and one whenever this much time has passed, 0: never by time. An int counts milliseconds; a text like "90s",
+    "10min", "2h" or a timedelta is a time.
+    `…_keep_last`: so many of the newest steps stay, at least 1.
+    `…_keep_every_steps`: steps that this number divides stay for ever, 0: none.
+    `…_bytes_max`: limit of this job in that tier, an int or a text like "500GiB", 0: no limit of its own.
+    `replicas`: how many other nodes keep each shard of the newest step in memory, 0: none.
     """
 
-    nvme_every: int | str | datetime.timedelta | None = None
-    keep_nvme: int | None = None
-    keep_nvme_every: int | None = None
+    nvme_every_steps: int | None = None
+    nvme_every_ms: int | str | datetime.timedelta | None = None
+    nvme_keep_last: int | None = None
+    nvme_keep_every_steps: int | None = None
     nvme_bytes_max: int | str | None = None
-    remote_every: int | str | datetime.timedelta | None = None
-    keep_remote: int | None = None
-    keep_remote_every: int | None = None
+    remote_every_steps: int | None = None
+    remote_every_ms: int | str | datetime.timedelta | None = None
+    remote_keep_last: int | None = None
+    remote_keep_every_steps: int | None = None
     remote_bytes_max: int | str | None = None
     replicas: int | None = None
 
     def to_core(self) -> dict[str, dict[str, int]]:
         """As the extension module takes it. Raises holdfast.InvalidArgumentError, naming the field."""
         tiers: dict[str, dict[str, int]] = {}
-        for tier in ("nvme", "remote"):
-            fields: dict[str, int] = {}
-            every = getattr(self, f"{tier}_every")
-            if every is not None:
-                fields["every_steps"], fields["every_ms"] = _every(f"{tier}_every", every)
-            for name, here in (
-                ("keep_last", f"keep_{tier}"),
-                ("keep_every_steps", f"keep_{tier}_every"),
-            ):
-                if getattr(self, here) is not None:
-                    fields[name] = _count(here, getattr(self, here))
-            limit = getattr(self, f"{tier}_bytes_max")
-            if limit is not None:
-                fields["bytes_max"] = _size(f"{tier}_bytes_max", limit)
+        for tier in _TIERS:
+            fields = {
+                name: parse(f"{tier}_{name}", value)
+                for name, parse in _OPTIONS.items()
+                if (value := getattr(self, f"{tier}_{name}")) is not None
+            }
             if fields:
                 tiers[tier] = fields
         if self.replicas is not None:
@@ -96,22 +97,31 @@ def duration(name: str, text: str) -> float:
     return _parse(name, text, _SECONDS, "10min")
 
 
-def _every(name: str, value: int | str | datetime.timedelta) -> tuple[int, int]:
-    """(every_steps, every_ms)"""
+def _milliseconds(name: str, value: object) -> int:
     if isinstance(value, datetime.timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, str):
         seconds = duration(f"Policy: {name}", value)
     else:
-        return _count(name, value), 0
+        return _count(name, value)
     if seconds < 0:
         raise InvalidArgumentError(f"Policy: {name}={value!r} is below 0")
-    return 0, max(1, round(seconds * 1000)) if seconds else 0
+    return max(1, round(seconds * 1000)) if seconds else 0
 
 
-def _size(name: str, value: int | str) -> int:
+def _size(name: str, value: object) -> int:
     return (
         int(_parse(f"Policy: {name}", value, _BYTES, "500GiB"))
         if isinstance(value, str)
         else _count(name, value)
     )
+
+
+# Of each tier; the names are those of the settings (proto/holdfast/v1/policy.proto).
+_OPTIONS: dict[str, Callable[[str, object], int]] = {
+    "every_steps": _count,
+    "every_ms": _milliseconds,
+    "keep_last": _count,
+    "keep_every_steps": _count,
+    "bytes_max": _size,
+}
