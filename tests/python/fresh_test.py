@@ -121,6 +121,8 @@ def test_what_a_person_orders_counts(daemon: Daemon) -> None:
     daemon.ctl("restore", "job", "--step", "5", "--attempt", "1")
     with pytest.raises(holdfast.RefusedError, match="ckptctl restore job --clear"):
         Run("c")
+    with pytest.raises(holdfast.RefusedError, match="--step 0 --attempt 2"):
+        Run("b")
     daemon.ctl("restore", "job", "--from-scratch", "--yes")
     assert Run("b").end() is None
     assert Run("b").save(7).end() is None

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("holdfast")
 _BYTES_MAX = 128
-_PAUSE_S = 1.0
+_PAUSE_S = 2.0
 _BETWEEN_LINES_S = 10.0
-_LIST_S = 60.0
+_LOOK_S = 10.0
 
 _T = TypeVar("_T")
 
@@ -107,13 +107,11 @@ class Looks:
                 "Say the label that the step has, or none, to go on from it"
             )
         used = _used(shared, fresh)
-        if used is not None and used.on_line:
-            return  # and what is newer is of something that knows no labels
         if used is not None:
             raise RefusedError(
-                f"job {shared.name!r}: fresh={fresh!r} was started before (step {used.step} of attempt "
-                f"{used.attempt}), and the job has started over since: its newest step has {what}. Choose a new label, "
-                f"or go back: ckptctl restore {shared.name} --step {used.step} --attempt {used.attempt}"
+                f"job {shared.name!r}: fresh={fresh!r} was started before (step {used.step} of attempt {used.attempt}), and "
+                f"the step to restore now has {what}. Choose a new label, or go back: ckptctl restore {shared.name} "
+                f"--step {used.step} --attempt {used.attempt}"
             )
         self._starts_over = OfAnotherRun(
             f"its newest step has {what}, and this run has fresh={fresh!r}"
@@ -176,9 +174,13 @@ def begin(shared: SharedJob, timeout: float) -> None:
 
 def _used(shared: SharedJob, label: str) -> _core.CheckpointInfo | None:
     """A step that has this label: of each attempt the newest one that can be read is looked at."""
-    until = time.monotonic() + _LIST_S
+    try:
+        known = _core.list_checkpoints(shared.name, socket=shared.socket, timeout=_LOOK_S)
+    except HoldfastError:
+        # A tier is still being read. Then the daemon does not start over, and this is looked at again.
+        return None
     looked: set[int] = set()
-    for info in _core.list_checkpoints(shared.name, socket=shared.socket, timeout=_LIST_S):
+    for info in known:
         if info.attempt in looked:
             continue
         try:
@@ -188,17 +190,10 @@ def _used(shared: SharedJob, label: str) -> _core.CheckpointInfo | None:
                 step=info.step,
                 attempt=info.attempt,
                 socket=shared.socket,
-                timeout=max(until - time.monotonic(), 1.0),
+                timeout=_LOOK_S,
             )
-        except HoldfastError as error:
-            _log.warning(
-                "job '%s': step %d of attempt %d cannot be read, to see its label: %s",
-                shared.name,
-                info.step,
-                info.attempt,
-                error,
-            )
-            continue
+        except HoldfastError:
+            continue  # an older step of the attempt has the same label
         looked.add(info.attempt)
         if label in _labels_in(view.objects):
             return info
