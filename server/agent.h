@@ -50,6 +50,7 @@ inline constexpr size_t kPartRunsMax = 1024;  // of one request
 // A little longer than it takes to find that some cannot be had.
 inline constexpr Duration kRecordsLongest = std::chrono::seconds(70);
 inline constexpr size_t kLaunchBytesMax = 256;
+inline constexpr size_t kLabelBytesMax = 256;
 // Of a client's text that is kept: why it could not load, why it gave a save up.
 inline constexpr size_t kProblemBytesMax = 512;
 inline constexpr size_t kWhyBytesMax = 128;

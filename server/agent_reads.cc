@@ -37,6 +37,11 @@ void Agent::OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
   if (!v1::EnterSession::Choice_IsValid(enter.choice())) {
     return RefuseNow(id, frame.id(), UnknownChoice("restore", enter.choice()));
   }
+  if (enter.label().size() > kLabelBytesMax) {
+    return RefuseNow(id, frame.id(),
+                     {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
+                      absl::StrCat("restore: a label has at most ", kLabelBytesMax, " bytes")});
+  }
   const RequestToken token = NewPending(
       id, frame, enter.deadline_ms() == 0 ? time_.now + kSettle : Deadline(enter.deadline_ms()));
   Pending& pending = pending_.at(token);
@@ -51,7 +56,8 @@ void Agent::OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
        SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted, enter.deadline_ms() > 0,
                     enter.reads_by_itself(), enter.may_reshard(), enter.reads_parts(),
                     static_cast<uint64_t>((Deadline(enter.deadline_ms()) - time_.now) /
-                                          std::chrono::milliseconds(1))});
+                                          std::chrono::milliseconds(1)),
+                    enter.label()});
   seats_.SetLine(seat_id, std::nullopt);
 }
 
@@ -64,10 +70,10 @@ void Agent::OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
   pending.job = seat.job;
   pending.seat = seat_id;
   pending.hold = report.hold();
-  Send(seat.job,
-       LoadReported{token, seat.attempt, seat.rank, report.session(), report.round(),
-                    report.loaded(), report.copy_is_bad(), report.wants_mismatch(),
-                    report.problem().substr(0, kProblemBytesMax), report.shards_are_bad()});
+  Send(seat.job, LoadReported{token, seat.attempt, seat.rank, report.session(), report.round(),
+                              report.loaded(), report.copy_is_bad(), report.wants_mismatch(),
+                              report.problem().substr(0, kProblemBytesMax), report.shards_are_bad(),
+                              report.of_another_run()});
 }
 
 // Notes the reader; the answer with the descriptors follows when the note is there.

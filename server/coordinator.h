@@ -542,7 +542,10 @@ class Coordinator {
   std::string HowNotToWait() const;
   std::string NamesOf(const std::set<NodeId>& nodes) const;
   void NextRound(std::vector<CheckpointId> candidates, Turn& t);
+  void EndRound(const LoadReported& m, Session::Found found, Turn& t);
   void FinishSession(Turn& t);
+  void StartOver(Turn& t);
+  void BeginFromScratch(const Failure& why, uint64_t restore_point_change, Turn& t);
   void FailSession(const Failure& failure, Turn& t, RequestToken asker = 0);
   void DropFromSession(Rank rank, ProcessId process, Turn& t);
   bool SessionOpen() const { return session_ != nullptr; }

@@ -38,7 +38,7 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
   if (attempts_.rbegin()->second.decided) {
     return EnterDecided(m, t);
   }
-  const SessionWish wish{m.wanted, m.reads_by_itself};
+  const SessionWish wish{m.wanted, m.reads_by_itself, m.label};
   if (session_ && session_->AsksAnew(m.rank, wish)) {
     FailSession(
         {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
@@ -179,6 +179,9 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
                      m.rank, " wants something else than was saved: ", m.problem)};
     return FailSession(failure, t, m.token);
   }
+  if (!m.loaded && m.of_another_run) {
+    return EndRound(m, Session::Found::kAnotherRun, t);
+  }
   if (!m.loaded && m.shards_are_bad) {
     return FallBack(m, t);  // it has tried every copy of what it wants
   }
@@ -211,11 +214,18 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
     }
     return FallBack(m, t);
   }
-  Refuse(session_->Report(m.rank, m.token), ReportedAgain(), t);
-  if (session_->AllLoaded()) {
-    if (!TurnToNewer(t)) {
-      FinishSession(t);
-    }
+  EndRound(m, Session::Found::kItsOwn, t);
+}
+
+void Coordinator::EndRound(const LoadReported& m, Session::Found found, Turn& t) {
+  Refuse(session_->Report(m.rank, m.token, found), ReportedAgain(), t);
+  if (!session_->AllReported() || TurnToNewer(t)) {
+    return;
+  }
+  if (session_->AnyThatFound(Session::Found::kAnotherRun)) {
+    StartOver(t);
+  } else {
+    FinishSession(t);
   }
 }
 
@@ -306,6 +316,15 @@ void Coordinator::ReportDecided(const LoadReported& m, Turn& t) {
                                                  "the session is over: enter it again"}),
                   t);
   }
+  if (!m.loaded && m.of_another_run) {
+    return Refuse(
+        m.token,
+        {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+         absl::StrCat("attempt ", attempt(), " of job '", name_, "' goes on from step ",
+                      info.parent.step, ", and rank ", m.rank,
+                      " cannot start over alone: ", m.problem, "; start all ranks again")},
+        t);
+  }
   if (!m.loaded) {
     Doubt(m, info.parent, t);
     if (const auto it = checkpoints_.find(info.parent);
@@ -345,15 +364,7 @@ void Coordinator::BeginSession(Turn& t) {
     return;
   }
   if (failure && failure->reason == v1::Failure::REASON_NOTHING_TO_RESTORE) {
-    const auto waiting = session_->TakeWaiting();
-    last_session_ = session_->id();
-    last_failure_ = failure;
-    session_.reset();
-    Decide({}, restore_point_changes_, t);
-    for (const auto& [rank, token] : waiting) {
-      AnswerWhenDurable(token, Refused{token, *failure}, t);
-    }
-    return;
+    return BeginFromScratch(*failure, restore_point_changes_, t);
   }
   if (failure) {
     return FailSession(*failure, t);
@@ -518,6 +529,68 @@ void Coordinator::FinishSession(Turn& t) {
     AnswerWhenDurable(
         token, SessionEnded{token, session->id(), session->round(), parent, line_, passed_over}, t);
   }
+}
+
+// Every rank hears why, when that is durable.
+void Coordinator::BeginFromScratch(const Failure& why, uint64_t restore_point_change, Turn& t) {
+  const auto waiting = session_->TakeWaiting();
+  last_session_ = session_->id();
+  last_failure_ = why;
+  session_.reset();
+  waits_for_inventory_ = false;
+  Decide({}, restore_point_change, t);
+  for (const auto& [rank, token] : waiting) {
+    AnswerWhenDurable(token, Refused{token, why}, t);
+  }
+}
+
+// The ranks have looked at the newest step of the line, and it has another label than theirs. What
+// is on the line is left, as by a person who says so (`ckptctl restore --from-scratch`): so nothing
+// of this run may be where it cannot be read now.
+void Coordinator::StartOver(Turn& t) {
+  const CheckpointId at = session_->checkpoint();
+  const std::string of = absl::StrCat("job '", name_, "', fresh='", session_->label(), "': step ",
+                                      at.step, " of attempt ", at.attempt);
+  if (const auto own = session_->AnyThatFound(Session::Found::kItsOwn)) {
+    return FailSession({absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
+                        absl::StrCat(of, " has the label of rank ", *own, " and not that of rank ",
+                                     *session_->AnyThatFound(Session::Found::kAnotherRun),
+                                     "; all ranks must say the same")},
+                       t);
+  }
+  if (session_->only_these()) {
+    return FailSession(
+        {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+         absl::StrCat(of,
+                      " was asked for, and was not saved under this label. Say the label that "
+                      "it has, or none; to start over instead: ckptctl restore ",
+                      name_, " --clear")},
+        t);
+  }
+  if (!AllInventoriesKnown()) {
+    std::string unread;
+    for (const TierKind tier : kDurable) {
+      const std::string why = WhyUnread(tier);
+      absl::StrAppend(&unread, unread.empty() || why.empty() ? "" : "; ", why);
+    }
+    return FailSession(
+        {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+         absl::StrCat(of,
+                      " is of another run, and steps of this one may lie where nothing can be "
+                      "read: ",
+                      unread,
+                      "; restore again when that can be read, or start over without it: "
+                      "ckptctl restore ",
+                      name_, " --from-scratch --yes")},
+        t);
+  }
+  Tell(Report::Kind::kSessionDone,
+       absl::StrCat("all ranks of attempt ", attempt(), " start over: ", of, " is of another run"),
+       0, t);
+  const uint64_t restore_point_change = session_->restore_point_change();
+  BeginFromScratch({absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
+                    absl::StrCat(of, " is of another run: start from scratch")},
+                   restore_point_change, t);
 }
 
 void Coordinator::FailSession(const Failure& failure, Turn& t, RequestToken asker) {

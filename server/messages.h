@@ -287,6 +287,7 @@ struct SessionAsked {
   bool may_reshard = false;            // what another world size has saved will do, too
   bool reads_parts = false;            // of other ranks' shards also what lies on other nodes
   uint64_t deadline_ms = 0;            // how long the rank waits; 0: not known, of an older node
+  std::string label{};                 // of the run; empty: none
 };
 struct LoadReported {
   RequestToken token = 0;
@@ -299,6 +300,7 @@ struct LoadReported {
   bool wants_mismatch = false;
   std::string problem;
   bool shards_are_bad = false;  // not loaded: of another rank's shard that it needs no copy will do
+  bool of_another_run = false;  // not loaded: the step has another label than the rank's
 };
 // A process of that rank was told to end, and is killed in so long (docs/protocol.md, "The last
 // step"). Said again to a host that comes anew, with what an earlier one has chosen.

@@ -481,6 +481,7 @@ void Fields(Io& io, M& m, v1::SessionAsked& p) {
   io.Any(HF_FIELD(may_reshard));
   io.Any(HF_FIELD(reads_parts));
   io.Any(HF_FIELD(deadline_ms));
+  io.Text(HF_FIELD(label));
 }
 
 template <typename Io, typename M>
@@ -494,6 +495,7 @@ void Fields(Io& io, M& m, v1::LoadReported& p) {
   io.Any(HF_FIELD(wants_mismatch));
   io.Text(HF_FIELD(problem));
   io.Any(HF_FIELD(shards_are_bad));
+  io.Any(HF_FIELD(of_another_run));
 }
 
 template <typename Io, typename M>

@@ -14,7 +14,8 @@ std::string WantedName(const SessionWish& wish) {
       : wish.wanted->attempt == 0
           ? absl::StrCat("step ", wish.wanted->step)
           : absl::StrCat("step ", wish.wanted->step, " of attempt ", wish.wanted->attempt);
-  return absl::StrCat(step, wish.reads_by_itself ? ", to read it by itself" : "");
+  return absl::StrCat(step, wish.reads_by_itself ? ", to read it by itself" : "",
+                      wish.label.empty() ? "" : absl::StrCat(", for fresh='", wish.label, "'"));
 }
 
 }  // namespace
@@ -107,15 +108,23 @@ void Session::BeginLoading(std::vector<CheckpointId> candidates, bool only_these
   round_ = 1;
 }
 
-RequestToken Session::Report(Rank rank, RequestToken token) {
+RequestToken Session::Report(Rank rank, RequestToken token, Found found) {
   Entry& entry = entries_[rank];
   loaded_ += entry.loaded ? 0 : 1;
   entry.loaded = true;
+  entry.found = found;
   return SetWaiting(rank, entry, token);
 }
 
-bool Session::AllLoaded() const {
+bool Session::AllReported() const {
   return AllEntered() && loaded_ == entries_.size();
+}
+
+std::optional<Rank> Session::AnyThatFound(Found found) const {
+  const auto it = std::find_if(entries_.begin(), entries_.end(), [found](const auto& entry) {
+    return entry.second.loaded && entry.second.found == found;
+  });
+  return it == entries_.end() ? std::nullopt : std::optional(it->first);
 }
 
 RequestToken Session::Fail(Rank rank, RequestToken token, std::string problem) {

@@ -4,7 +4,7 @@
 //
 //   session.Enter(rank, process, wish, token);
 //   if (session.AllEntered()) session.BeginLoading(candidates);
-//   … session.Report(rank, true, token); if (session.AllLoaded()) → decide on session.checkpoint()
+//   … session.Report(rank, token); if (session.AllReported()) → decide on session.checkpoint()
 //
 // Owned by a Coordinator; not thread-safe.
 #pragma once
@@ -24,6 +24,7 @@ namespace holdfast {
 struct SessionWish {
   std::optional<CheckpointId> wanted;  // absent: newest; attempt 0: on the line
   bool reads_by_itself = false;        // it needs no source, and reports nothing
+  std::string label{};                 // of its run; empty: none
   bool operator==(const SessionWish&) const = default;
 };
 
@@ -46,6 +47,7 @@ class Session {
   bool loading() const { return round_ > 0; }
   bool empty() const { return entries_.empty(); }
   const std::optional<CheckpointId>& wanted() const { return wish_.wanted; }
+  const std::string& label() const { return wish_.label; }
   bool reads_by_itself() const { return wish_.reads_by_itself; }
   // The step of this round. Only while loading.
   CheckpointId checkpoint() const { return candidates_.front(); }
@@ -82,9 +84,13 @@ class Session {
                     uint64_t restore_point_change);
   bool only_these() const { return only_these_; }
   uint64_t restore_point_change() const { return restore_point_change_; }
-  // The rank has the round's step and waits; whoever waited for it before is returned.
-  RequestToken Report(Rank rank, RequestToken token);
-  bool AllLoaded() const;
+  // What a rank made of the round's step.
+  enum class Found { kItsOwn, kAnotherRun };
+  // The rank is done with the round's step and waits; whoever waited for it before is returned.
+  RequestToken Report(Rank rank, RequestToken token, Found found = Found::kItsOwn);
+  bool AllReported() const;
+  // A rank that has reported that; none: no rank has. (Goes through the ranks.)
+  std::optional<Rank> AnyThatFound(Found found) const;
   // No copy of the rank's shard can be read: it waits for the next round. Whoever waited for it
   // before is returned.
   RequestToken Fail(Rank rank, RequestToken token, std::string problem);
@@ -112,7 +118,8 @@ class Session {
   struct Entry {
     ProcessId process;
     RequestToken waiting = 0;
-    bool loaded = false;
+    bool loaded = false;  // or it has found that there is nothing for it to load
+    Found found = Found::kItsOwn;
     SessionSkills skills;
   };
   void Uncount(const SessionSkills& skills);

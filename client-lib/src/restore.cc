@@ -15,6 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kProblemBytesMax = 4096;
+constexpr size_t kLabelBytesMax = 256;
 constexpr size_t kNotesMax = 256;
 constexpr Milliseconds kReleaseTime{100};
 
@@ -120,6 +121,7 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::Enter(Deadline deadline) {
   enter.reads_by_itself = options_.adopt_only;
   enter.may_reshard = !options_.adopt_only;
   enter.reads_parts = true;
+  enter.label = ForWire(options_.label, kLabelBytesMax);
   while (true) {
     HF_TRY_ASSIGN(connection_, link_.Get(deadline, Patience::kUntilDeadline));
     enter.deadline_ms = deadline.DaemonMillis();
@@ -226,15 +228,20 @@ wire::ReportLoad RestoreRun::ReportOf(const wire::SessionOutcome& offer, const L
   const bool bad = !load.mismatch && CopyIsBad(load.status);
   report.copy_is_bad = bad && !load.resharded;
   report.shards_are_bad = bad && load.resharded;
-  report.wants_mismatch = load.mismatch;
+  report.wants_mismatch = load.mismatch && !load.of_another_run;
+  report.of_another_run = load.of_another_run;
   report.deadline_ms = deadline.DaemonMillis();
   problem_ = load.status;
   loaded_ = load.status.ok() ? CheckpointId{offer.attempt, offer.step} : CheckpointId{};
-  if (load.mismatch) {
+  if (report.wants_mismatch) {
     mismatch_ =
         WithContext(load.status, absl::StrCat("attempt ", offer.attempt, " step ", offer.step));
   }
   return report;
+}
+
+bool RestoreRun::IsOfAnotherRun(const Status& wanted) const {
+  return !options_.label.empty() && wanted.code() == Code::kNothingToRestore;
 }
 
 Result<Answer<wire::SessionOutcome>> RestoreRun::ReportAndRelease(
@@ -324,6 +331,7 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
   if (!wanted.ok()) {
     Load load(wanted.status(), /*mismatch=*/true, std::move(shard));
     load.elsewhere = wanted.status().code() == Code::kNotFound;
+    load.of_another_run = IsOfAnotherRun(wanted.status());
     return load;
   }
   const Result<StateMatch> match = MatchState(*wanted->state, shard->layout());

@@ -71,6 +71,7 @@ class RestoreRun {
     Status status;
     bool mismatch;
     bool elsewhere = false;              // the mismatch: others' shards may have it
+    bool of_another_run = false;         // the mismatch: the step has another label
     bool resharded = false;              // out of several shards
     std::unique_ptr<SealedShard> shard;  // to be unmapped when nobody waits for it
   };
@@ -101,6 +102,7 @@ class RestoreRun {
                                         Deadline deadline);
   Result<Object> Merged(const Object& wanted, const std::vector<size_t>& contents,
                         const StepShards& shards, Deadline deadline);
+  bool IsOfAnotherRun(const Status& wanted) const;
   // What this rank made of what was offered.
   wire::ReportLoad ReportOf(const wire::SessionOutcome& offer, const Load& load, Deadline deadline);
   Status CopyTensors(const SealedShard& shard, const State& wanted,

@@ -67,6 +67,11 @@ RestoreRun::Load RestoreRun::Reshard(CheckpointId checkpoint, uint32_t saved_by,
   if (!unread.ok()) {
     return came_of(unread);
   }
+  if (!wanted.ok() && IsOfAnotherRun(wanted.status())) {
+    Load load(wanted.status(), /*is_mismatch=*/true);
+    load.resharded = load.of_another_run = true;
+    return load;
+  }
   if (!wanted.ok()) {
     const Code code = wanted.status().code();
     const bool passes =

@@ -142,6 +142,7 @@ struct Encode {
     w.Put(6, m.reads_by_itself ? 1 : 0);
     w.Put(7, m.may_reshard ? 1 : 0);
     w.Put(8, m.reads_parts ? 1 : 0);
+    w.Put(9, m.label);
     return {9, w.Take()};
   }
   Body operator()(const ReportLoad& m) {
@@ -154,6 +155,7 @@ struct Encode {
     w.Put(7, m.wants_mismatch ? 1 : 0);
     w.Put(8, m.hold);
     w.Put(9, m.shards_are_bad ? 1 : 0);
+    w.Put(10, m.of_another_run ? 1 : 0);
     return {10, w.Take()};
   }
   Body operator()(const Attach& m) {

@@ -109,6 +109,7 @@ struct EnterSession {
   bool reads_by_itself = false;
   bool may_reshard = false;
   bool reads_parts = false;
+  std::string label;
 };
 struct ReportLoad {
   uint64_t session = 0;
@@ -120,6 +121,7 @@ struct ReportLoad {
   bool wants_mismatch = false;
   uint64_t hold = 0;
   bool shards_are_bad = false;
+  bool of_another_run = false;
 };
 struct Attach {
   std::string job;

@@ -209,6 +209,11 @@ struct RestoreOptions {
   // Called by the thread that restores, about twenty times a second, while it waits and between
   // pieces of what it reads. False ends the restore, as JobOptions::interrupted does.
   std::function<bool(const RestoreProgress&)> progress = {};
+  // Names this run of the job, at most 256 bytes; all ranks say the same. With one, `choose` may
+  // answer kNothingToRestore: the step is of another run. If all ranks say so, the job starts over
+  // (kNothingToRestore), as after `ckptctl restore --from-scratch`; kUnavailable as long as a tier
+  // that may have steps of this run cannot be read.
+  std::string label = {};
 };
 struct Restored {
   uint64_t attempt = 0;  // that the step was saved by

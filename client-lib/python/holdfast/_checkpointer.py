@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
-from holdfast import _core, _daemon, _held, _jobs, _preemption
+from holdfast import _core, _daemon, _fresh, _held, _jobs, _preemption
 from holdfast._described import Described, Spec, torch_module
 from holdfast._errors import (
     DeadlineExceededError,
@@ -79,6 +79,8 @@ class Checkpointer:
     later save can overcome (docs/python.md, "Errors").
     `uncommitted_max`: warn after this rank has sealed so many steps in a row of which none was committed, because other ranks
     did not save them. Later saves count as failed until a step is committed again.
+    `fresh`: a label. The first start with it begins a new training under this job's name: nothing is restored, and the old steps
+    stay for the grace time. Every later start with the same label resumes (docs/python.md, "A new run under the same name").
     `start_daemon`: with False, do not start a private ckptd where none is installed.
     `grace`, `stop_signals`: how long the job may still run after it was told to end (seconds, or a text like "90s"; otherwise
     HOLDFAST_GRACE, otherwise 30 s), and which signals tell it so: see `preempted`.
@@ -101,6 +103,7 @@ class Checkpointer:
         allow_pickle: bool = False,
         on_error: OnError = "log",
         uncommitted_max: int = 3,
+        fresh: str | None = None,
         start_daemon: bool | None = None,
         open_timeout: float = 60.0,
         call_timeout: float = 30.0,
@@ -140,6 +143,7 @@ class Checkpointer:
             socket=path,
             copy_threads=_jobs.unsigned("Checkpointer", "copy_threads", copy_threads),
             policy=None if policy is None else policy.to_core(),
+            fresh=_fresh.checked(fresh),
             open_timeout=_jobs.seconds("Checkpointer", "open_timeout", open_timeout),
             call_timeout=_jobs.seconds("Checkpointer", "call_timeout", call_timeout),
             user=self,
@@ -276,6 +280,7 @@ class Checkpointer:
             before=self._described,
         ).run(state)
         self._described = flat.described
+        flat.objects += _fresh.objects_of(self._shared.label)
         for key, error in self._half_restored.items():
             raise RefusedError(
                 f"save step {step}: a restore has failed after it had changed {key!r} in part "
@@ -508,6 +513,7 @@ class Checkpointer:
         wanted: Wanted | None = None
         old_ranks: dict[tuple[int, int], OldRanks] = {}
         fresh = FreshStates()
+        looks = _fresh.Looks(self._shared)
         until = time.monotonic() + timeout
 
         def choose(
@@ -516,6 +522,8 @@ class Checkpointer:
             of_all: _core.SavedByAll | None,
         ) -> tuple[_core.TensorList, list[int]]:
             nonlocal wanted
+            every = None if of_all is None else OfAll(*of_all)
+            looks.at(objects, every, step=step)
             wanted = Wanted(
                 state,
                 saved,
@@ -524,7 +532,7 @@ class Checkpointer:
                 allow_pickle=self._allow_pickle,
                 convert=convert,
                 rename=renamed,
-                of_all=None if of_all is None else OfAll(*of_all),
+                of_all=every,
                 merge=merge,
                 values_of=lambda known, path: self._values_of(known, path, old_ranks, until),
                 fresh=fresh,
@@ -538,14 +546,18 @@ class Checkpointer:
             Progress(self.job, progress, ranks, bar=self.rank == 0) as shown,
         ):
             try:
-                restored = self._shared.core.restore(
-                    choose,
-                    step=step,
-                    attempt=attempt,
-                    timeout=timeout,
-                    streams=streams_of(devices),
-                    convert=convert,
-                    progress=shown,
+                restored = looks.patiently(
+                    timeout,
+                    lambda left: self._shared.core.restore(
+                        choose,
+                        step=step,
+                        attempt=attempt,
+                        timeout=left,
+                        streams=streams_of(devices),
+                        convert=convert,
+                        progress=shown,
+                        label=looks.label,
+                    ),
                 )
             except NothingToRestoreError:
                 if step is not None:
@@ -625,7 +637,10 @@ class Checkpointer:
         flat = Flattener(allow_pickle=self._allow_pickle, fences=lambda _: False).run(state)
         with _held.alone(self._shared, "a reservation of slots", timeout):
             ready, wanted, _ = self._shared.core.reserve(
-                tensor_list(flat.specs), flat.addresses, flat.objects, timeout
+                tensor_list(flat.specs),
+                flat.addresses,
+                [*flat.objects, *_fresh.objects_of(self._shared.label)],
+                timeout,
             )
         return ready, wanted
 

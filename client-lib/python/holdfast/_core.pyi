@@ -167,10 +167,13 @@ class Job:
         streams: Sequence[Stream] = (),
         convert: bool = False,
         progress: Callable[[bool, int, int, int, int], object] | None = None,
+        label: str = "",
     ) -> Restored:
         """`choose` is given what was saved, and names what is wanted and where to. It may be asked more than once: for another
         step, or another copy; and, when this rank's own shard will not do, for what all ranks saved together, whose tensors are
         shown whole. What it raises ends the session for all ranks, and is raised here.
+        `label`: of this run of the job, the same on all ranks. With one, `choose` may raise what has the attribute `of_another_run`:
+        the job starts over if it does on all ranks (NothingToRestoreError), or it is UnavailableError, and nothing has changed.
         `progress(loading, step, attempt, bytes, bytes_of)`: called a few times a second; what it raises ends the restore."""
 
     def enter_network_busy(self) -> None: ...

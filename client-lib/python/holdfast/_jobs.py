@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast import _core, _environment, _held
+from holdfast import _core, _environment, _fresh, _held
 from holdfast._errors import HoldfastError, InvalidArgumentError
 
 _MOMENT_S = 5.0
@@ -69,6 +69,7 @@ class SharedJob:
         socket: str,
         policy: Mapping[str, Mapping[str, int]],
         core: _core.Job,
+        fresh: str | None,
     ) -> None:
         self.name = name
         self.rank = place.rank
@@ -77,6 +78,9 @@ class SharedJob:
         self.socket = socket
         self.policy = policy
         self.core = core
+        # The label that the run was given, and the one under which it saves (_fresh.py).
+        self.fresh = fresh
+        self.label = fresh
         self.lock = threading.RLock()
         # Checkpointers that are not closed. Those that are dropped count no more.
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -107,6 +111,8 @@ class SharedJob:
                 attempt, step = loaded
                 self.core.adopt(step=step, attempt=attempt, timeout=timeout)
                 self.has_a_step = True
+            elif self.fresh is not None:
+                _fresh.begin(self, timeout)
             self.has_begun = True
 
     def wait_committed(self, step: int | None, timeout: float) -> None:
@@ -174,6 +180,7 @@ def job_for(
     socket: str = "",
     copy_threads: int = 0,
     policy: Mapping[str, Mapping[str, int]] | None = None,
+    fresh: str | None = None,
     open_timeout: float = 60.0,
     call_timeout: float = 30.0,
     user: Any = None,
@@ -192,6 +199,7 @@ def job_for(
                 ("launch", launch, shared.launch),
                 ("socket", socket or None, shared.socket),
                 ("policy", policy, shared.policy),
+                ("fresh", fresh, shared.fresh),
             ):
                 if asked is not None and asked != has:
                     raise InvalidArgumentError(
@@ -213,7 +221,7 @@ def job_for(
             open_timeout=open_timeout,
             call_timeout=call_timeout,
         )
-        shared = _open[name] = SharedJob(name, place, socket, policy or {}, core)
+        shared = _open[name] = SharedJob(name, place, socket, policy or {}, core, fresh)
         if user is not None:
             shared.users.add(user)
         return shared

@@ -46,6 +46,7 @@ from holdfast._part import PARTS, Part
 from holdfast._range import Range
 
 TREE = "holdfast.state"
+FRESH = "holdfast.fresh"  # the run's label (_fresh.py)
 TENSOR_CODEC = "torch.save.1"
 
 # Each level is up to three of the JSON.
@@ -271,7 +272,7 @@ class Flattener:
         self._beside = beside
         self._before = before
         self._flat = Flat([], [], [], [], False, [], set(), None)
-        self._names: set[str] = {TREE}  # of what is not a tensor of torch
+        self._names: set[str] = {TREE, FRESH}  # of what is not a tensor of torch
         self._depth = 0
         # Memory that nobody changes but a step() that waits: address to bytes.
         self._fenced: dict[int, int] = {}

@@ -110,9 +110,19 @@ bool MayBeElsewhere(const Raised& raised) {
   return found.get() != nullptr;
 }
 
+// Whether it says that the step is of another run of the job (holdfast._fresh).
+bool IsOfAnotherRun(const Raised& raised) {
+  const Ref found = Ref::Owned(PyObject_GetAttrString(raised.value(), "of_another_run"));
+  PyErr_Clear();
+  return found.get() != nullptr;
+}
+
 // What the session makes of it. Of all ranks' shards: what was found when they were read is no
 // mistake of the caller's.
 Code CodeOf(const Raised& raised, bool of_all) {
+  if (IsOfAnotherRun(raised)) {
+    return Code::kNothingToRestore;
+  }
   if (!of_all) {
     return MayBeElsewhere(raised) ? Code::kNotFound : Code::kInvalidArgument;
   }
@@ -305,8 +315,9 @@ class PyJob {
 
   Restored Restore(const Ref& choose, std::optional<uint64_t> step, uint64_t attempt,
                    double timeout, const Streams& streams, bool convert,
-                   const std::optional<Ref>& progress) {
+                   const std::optional<Ref>& progress, const std::string& label) {
     RestoreOptions options;
+    options.label = label;
     options.streams = ToStreams(streams);
     options.convert_types = convert;
     options.newest = !step.has_value();
@@ -375,6 +386,7 @@ class PyJob {
       throw *raised_by_choose;
     }
     if (!restored.ok() && raised_by_choose.has_value() && !MayBeElsewhere(*raised_by_choose) &&
+        !IsOfAnotherRun(*raised_by_choose) &&
         restored.status().message().find(raised_by_choose->Words()) != std::string::npos) {
       throw *raised_by_choose;
     }
@@ -569,7 +581,8 @@ Ref Restore(PyJob& job, const Arguments& given) {
   return Wrap(std::make_shared<Restored>(
       job.Restore(choose, given.Get<std::optional<uint64_t>>("step", std::nullopt),
                   given.Get<uint64_t>("attempt", 0), given.Get<double>("timeout", 600.0),
-                  given.Get<Streams>("streams", {}), given.Get<bool>("convert", false), progress)));
+                  given.Get<Streams>("streams", {}), given.Get<bool>("convert", false), progress,
+                  given.Get<std::string>("label", ""))));
 }
 
 Ref Adopt(PyJob& job, const Arguments& given) {
@@ -613,7 +626,7 @@ void BindJob(PyObject* module) {
                       "wait_first=True, streams=(), wait_for_room=0.0"),
       Method<J, Restore>("restore",
                          "choose, *, step=None, attempt=0, timeout=600.0, streams=(), "
-                         "convert=False, progress=None"),
+                         "convert=False, progress=None, label=''"),
       Method<J, Adopt>("adopt", "*, step=None, attempt=0, timeout=600.0"),
       Method<J, EnterNetworkBusy>("enter_network_busy", ""),
       Method<J, LeaveNetworkBusy>("leave_network_busy", ""),

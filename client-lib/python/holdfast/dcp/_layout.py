@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from holdfast import _core
 from holdfast._errors import CorruptError, InvalidArgumentError
-from holdfast._state import TREE
+from holdfast._state import FRESH, TREE
 from holdfast._torch_types import Place, dtype_from_name
 from holdfast.dcp import _optimizers, _tree
 
@@ -31,7 +31,7 @@ MAPPINGS = "torch.distributed.checkpoint/planner_data"
 
 def check_name(name: str) -> None:
     """A value under the name of what Holdfast puts beside a state would be read as that."""
-    if name in (TREE, MAPPINGS):
+    if name in (TREE, FRESH, MAPPINGS):
         raise InvalidArgumentError(f"{name!r}: Holdfast keeps this name for itself: rename the key")
 
 
@@ -248,6 +248,8 @@ def stored(
                 )
                 sources[tensor.name].append(source)
         for name, data, codec in rank_objects:
+            if name == FRESH:
+                continue
             if name == TREE:
                 trees.append((rank, data))
                 continue

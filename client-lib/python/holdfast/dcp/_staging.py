@@ -22,7 +22,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from holdfast import _core, _held, _objects
+from holdfast import _core, _fresh, _held, _objects
 from holdfast._errors import InvalidArgumentError, RefusedError
 from holdfast._handle import Handle, streams_of
 from holdfast._held import HeldSave
@@ -628,7 +628,11 @@ def stage(
                 step,
                 layout.tensors,
                 addresses,
-                [*objects.values(), (MAPPINGS, layout.encoded_mappings, None)],
+                [
+                    *objects.values(),
+                    (MAPPINGS, layout.encoded_mappings, None),
+                    *_fresh.objects_of(shared.label),
+                ],
                 copy_first=first if overlapped else (),
                 hold=True,
                 wait_first=False,

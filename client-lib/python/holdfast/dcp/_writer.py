@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from holdfast import _core, _held
+from holdfast import _core, _fresh, _held
 from holdfast._daemon import ensure_daemon
 from holdfast._errors import InvalidArgumentError, RefusedError
 from holdfast._handle import streams_of
@@ -377,6 +377,7 @@ class Writer(StorageWriter):
         # 2. One copy; then the daemon has it. A save that raises must neither be committed nor go on
         # to read what is freed then.
         shared = self._shared()
+        objects += _fresh.objects_of(shared.label)
         with _held.alone(shared, f"step {self.step}", self._timeout):
             held = HeldSave(
                 shared,
