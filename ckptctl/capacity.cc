@@ -182,7 +182,7 @@ absl::StatusOr<CapacityPlan> PlanCapacity(const CapacityInput& input) {
   if (whole.beyond()) {
     return absl::InvalidArgumentError(
         "what was asked for comes to more than 16 EiB in one place: is a number too large by a "
-        "unit (--params, --state-bytes, --nvme-keep, --remote-keep)?");
+        "unit (--params, --state-bytes, --nvme-keep-last, --remote-keep-last)?");
   }
   AddLosses(input, plan);
   AddProblems(input, plan);

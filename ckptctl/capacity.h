@@ -26,6 +26,7 @@ struct TierCadence {
   bool on = true;
   uint64_t steps = 0;  // 0: by time
   double seconds = 0;
+  bool told = false;  // not the default
 };
 
 // As the protection table has them (docs/operations.md, "What survives what").

@@ -84,22 +84,35 @@ absl::StatusOr<double> ParseTime(const std::string& text, Duration least) {
   return std::chrono::duration<double>(*time).count();
 }
 
-// "10": steps; "10min": a time; "off".
-absl::Status SetCadence(const std::string& text, TierCadence& cadence) {
-  cadence = TierCadence{};
-  if (text == "off") {
-    cadence.on = false;
+// A plan has one cadence of a tier: by steps or by time.
+absl::Status ToldOnce(TierCadence& cadence, const std::string& tier) {
+  if (cadence.told) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--", tier, "-every-steps and --", tier, "-every-ms exclude each other: use one of them"));
+  }
+  cadence = TierCadence{.on = false, .told = true};
+  return absl::OkStatus();
+}
+
+absl::Status SetEverySteps(const std::string& text, const std::string& tier, TierCadence& cadence) {
+  HF_RETURN_IF_ERROR(ToldOnce(cadence, tier));
+  HF_RETURN_IF_ERROR(SetWhole(text, 0, kStepsMax, cadence.steps));
+  cadence.on = cadence.steps > 0;
+  return absl::OkStatus();
+}
+
+absl::Status SetEveryMs(const std::string& text, const std::string& tier, TierCadence& cadence) {
+  HF_RETURN_IF_ERROR(ToldOnce(cadence, tier));
+  if (text == "0") {
     return absl::OkStatus();
   }
-  if (!text.empty() && text.find_first_not_of("0123456789") == std::string::npos) {
-    return SetWhole(text, 1, kStepsMax, cadence.steps);
-  }
   const absl::StatusOr<double> seconds = ParseTime(text, std::chrono::milliseconds(1));
-  constexpr double kMost = 366 * kSecondsADay;
+  constexpr double kMost = 365 * kSecondsADay;
   if (!seconds.ok() || *seconds > kMost) {
-    return NotA(text, "a number of steps (10), a time up to a year (10min), or off");
+    return NotA(text, "a time of 1 ms to 365 d (800ms, 10min, 4h), or 0");
   }
   cadence.seconds = *seconds;
+  cadence.on = true;
   return absl::OkStatus();
 }
 
@@ -266,15 +279,23 @@ std::vector<CapacityOption> SaveOptions() {
        [](const std::string& text, CapacityArguments& a) {
          return SetWhole(text, 0, 8, a.input.replicas);
        }},
-      {"--nvme-every",
-       "STEPS|TIME",
+      {"--nvme-every-steps",
+       "N",
        kSaves,
-       "Which steps go to nvme: one of so many, one each so long, or off (default 1)",
+       "policy.nvme.every_steps: one of so many steps goes to nvme; 0: none (default 1)",
        {},
        [](const std::string& text, CapacityArguments& a) {
-         return SetCadence(text, a.input.nvme);
+         return SetEverySteps(text, "nvme", a.input.nvme);
        }},
-      {"--nvme-keep",
+      {"--nvme-every-ms",
+       "TIME",
+       kSaves,
+       "policy.nvme.every_ms: instead, one whenever so much time has passed: 10min",
+       {},
+       [](const std::string& text, CapacityArguments& a) {
+         return SetEveryMs(text, "nvme", a.input.nvme);
+       }},
+      {"--nvme-keep-last",
        "N",
        kSaves,
        "policy.nvme.keep_last (default 2)",
@@ -290,15 +311,23 @@ std::vector<CapacityOption> SaveOptions() {
        [](const std::string& text, CapacityArguments& a) {
          return SetWhole(text, 1, 64, a.input.nvme_drives);
        }},
-      {"--remote-every",
-       "STEPS|TIME",
+      {"--remote-every-steps",
+       "N",
        kSaves,
-       "Which go to remote, likewise (default 10min)",
+       "policy.remote.every_steps: one of so many steps goes to remote; 0: none",
        {},
        [](const std::string& text, CapacityArguments& a) {
-         return SetCadence(text, a.input.remote);
+         return SetEverySteps(text, "remote", a.input.remote);
        }},
-      {"--remote-keep",
+      {"--remote-every-ms",
+       "TIME",
+       kSaves,
+       "policy.remote.every_ms: instead, one whenever so much time has passed (default 10min)",
+       {},
+       [](const std::string& text, CapacityArguments& a) {
+         return SetEveryMs(text, "remote", a.input.remote);
+       }},
+      {"--remote-keep-last",
        "N",
        kSaves,
        "policy.remote.keep_last (default 3)",
@@ -306,21 +335,21 @@ std::vector<CapacityOption> SaveOptions() {
        [](const std::string& text, CapacityArguments& a) {
          return SetWhole(text, 1, kKeepMax, a.input.remote_keep);
        }},
-      {"--remote-keep-every",
-       "STEPS",
+      {"--remote-keep-every-steps",
+       "N",
        kSaves,
-       "policy.remote.keep_every_steps: these stay for ever (default: none)",
+       "policy.remote.keep_every_steps: these stay for ever; 0: none (default 0)",
        {},
        [](const std::string& text, CapacityArguments& a) {
-         return SetWhole(text, 1, kStepsMax, a.input.remote_keep_every_steps);
+         return SetWhole(text, 0, kStepsMax, a.input.remote_keep_every_steps);
        }},
-      {"--share-replicas",
-       "YES|NO",
+      {"--remote-share-replicas",
+       "TRUE|FALSE",
        kSaves,
-       "policy.remote.share_replicas: what replicas hold alike is written once (default yes)",
-       {"yes", "no"},
+       "policy.remote.share_replicas: what replicas hold alike is written once (default true)",
+       {"true", "false"},
        [](const std::string& text, CapacityArguments& a) {
-         a.input.share_replicas = text == "yes";
+         a.input.share_replicas = text == "true";
          return absl::OkStatus();
        }},
   };

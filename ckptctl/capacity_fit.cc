@@ -65,12 +65,12 @@ void AddProblems(const CapacityInput& input, CapacityPlan& plan) {
              plan);
   DoesNotFit("nvme of a node", plan.nvme_budget_bytes, input.nvme_bytes,
              input.nvme_keep > 1
-                 ? absl::StrCat("--nvme-keep 1 needs ", FormatBytes(NvmeBudget(input, plan, 1)),
-                                "; or larger drives")
+                 ? absl::StrCat("--nvme-keep-last 1 needs ",
+                                FormatBytes(NvmeBudget(input, plan, 1)), "; or larger drives")
                  : "larger drives, or more nodes",
              plan);
   DoesNotFit("remote", plan.remote_capacity_bytes, input.remote_bytes,
-             "keep less there (--remote-keep), or ask for more", plan);
+             "keep less there (--remote-keep-last), or ask for more", plan);
   if (plan.save_time > plan.save_interval) {
     plan.problems.push_back(
         {absl::StrCat("saves: the copy takes ", SpanText(plan.save_time),
@@ -83,9 +83,10 @@ void AddProblems(const CapacityInput& input, CapacityPlan& plan) {
                 plan);
   DoesNotKeepUp(
       "nvme", plan.nvme,
-      absl::StrCat("--nvme-every ", StepsFor(plan.nvme.time, input), ", or faster drives"), plan);
+      absl::StrCat("--nvme-every-steps ", StepsFor(plan.nvme.time, input), ", or faster drives"),
+      plan);
   DoesNotKeepUp("remote", plan.remote,
-                absl::StrCat("--remote-every ",
+                absl::StrCat("--remote-every-ms ",
                              static_cast<uint64_t>(std::ceil(std::min(plan.remote.time, 1e12))),
                              "s, or a faster file system"),
                 plan);
@@ -94,7 +95,7 @@ void AddProblems(const CapacityInput& input, CapacityPlan& plan) {
     const double least = plan.nvme.interval * plan.drive_writes_a_day / input.drive_writes_max;
     plan.problems.push_back({absl::StrFormat("drives: %.2f drive writes a day, made for %.2f",
                                              plan.drive_writes_a_day, input.drive_writes_max),
-                             absl::StrCat("--nvme-every ", StepsFor(least, input))});
+                             absl::StrCat("--nvme-every-steps ", StepsFor(least, input))});
   }
   for (size_t i = 0; i < kLosses; ++i) {
     if (plan.losses[i].possible && !plan.losses[i].survives) {
@@ -104,7 +105,7 @@ void AddProblems(const CapacityInput& input, CapacityPlan& plan) {
                         : static_cast<Loss>(i) == Loss::kDomain ? "a failure domain"
                         : static_cast<Loss>(i) == Loss::kNode   ? "a node"
                                                                 : "a node's memory"),
-           "--remote-every TIME, or as far as it goes --replicas 1"});
+           "--remote-every-ms TIME, or as far as it goes --replicas 1"});
     }
   }
 }

@@ -62,12 +62,23 @@ TEST(CapacityArguments, Sizes) {
   EXPECT_EQ(With({{"--memory", "1TiB"}})->memory_bytes, uint64_t{1} << 40);
 }
 
-TEST(CapacityArguments, CadencesAreStepsTimesOrOff) {
-  EXPECT_EQ(With({{"--nvme-every", "10"}})->nvme.steps, 10u);
-  const auto input = With({{"--remote-every", "15min"}});
+TEST(CapacityArguments, CadencesAreStepsOrTimes) {
+  auto input = With({{"--nvme-every-ms", "4h"}, {"--remote-every-steps", "10"}});
+  EXPECT_EQ(input->nvme.steps, 0u);
+  EXPECT_DOUBLE_EQ(input->nvme.seconds, 14'400);
+  EXPECT_EQ(input->remote.steps, 10u);
+  EXPECT_DOUBLE_EQ(input->remote.seconds, 0);
+  EXPECT_TRUE(input->nvme.on && input->remote.on);
+  input = With({{"--nvme-every-steps", "10"}, {"--remote-every-ms", "15min"}});
+  EXPECT_EQ(input->nvme.steps, 10u);
   EXPECT_EQ(input->remote.steps, 0u);
   EXPECT_DOUBLE_EQ(input->remote.seconds, 900);
-  EXPECT_FALSE(With({{"--nvme-every", "off"}})->nvme.on);
+  EXPECT_FALSE(With({{"--nvme-every-steps", "0"}})->nvme.on);
+  EXPECT_FALSE(With({{"--remote-every-ms", "0"}})->remote.on);
+  for (const std::string tier : {"--nvme", "--remote"}) {
+    const Told both = {{tier + "-every-ms", "10min"}, {tier + "-every-steps", "0"}};
+    EXPECT_THAT(With(both).status().message(), HasSubstr("use one of them")) << tier;
+  }
 }
 
 TEST(CapacityArguments, FailuresAreTimesOrCounts) {
@@ -81,7 +92,7 @@ TEST(CapacityArguments, FailuresAreTimesOrCounts) {
 TEST(CapacityArguments, SharesArePercents) {
   EXPECT_EQ(With({{"--data-parallel", "2"}, {"--alike", "12.5%"}})->alike_share, 12'500u);
   EXPECT_EQ(With({{"--data-parallel", "2"}, {"--alike", "100"}})->alike_share, kShareUnits);
-  EXPECT_FALSE(With({{"--share-replicas", "no"}})->share_replicas);
+  EXPECT_FALSE(With({{"--remote-share-replicas", "false"}})->share_replicas);
 }
 
 TEST(CapacityArguments, NonsenseIsRefused) {
@@ -98,8 +109,9 @@ TEST(CapacityArguments, NonsenseIsRefused) {
       {"--save-every", {"0", "x", "1000000001"}},
       {"--slots-per-rank", {"1", "1025"}},
       {"--replicas", {"9", "-1"}},
-      {"--nvme-every", {"0", "0s", "-5", "often", "367d", "1.5"}},
-      {"--remote-keep", {"0", "1000001"}},
+      {"--nvme-every-steps", {"-5", "often", "10min", "1.5", "1000000001"}},
+      {"--remote-every-ms", {"0s", "-5", "often", "366d", "10"}},
+      {"--remote-keep-last", {"0", "1000001"}},
       {"--memory", {"0", "lots"}},
       {"--drive-writes", {"0", "nan", "1001"}},
       {"--node-mtbf", {"0s", "1s", "never", "-1d"}},

@@ -137,10 +137,17 @@ def test_the_figures_in_the_text_are_the_answers() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--replicas", "1", "--nvme-drives", "2", "--remote-keep-every", "1000"],
-        ["--nvme-every", "off", "--share-replicas", "no", "--remote-every", "1500ms"],
-        ["--nvme-every", "7", "--remote-every", "100", "--slots-per-rank", "2"],
-        ["--nvme-every", "off", "--remote-every", "off"],
+        ["--replicas", "1", "--nvme-drives", "2", "--remote-keep-every-steps", "1000"],
+        [
+            "--nvme-every-steps",
+            "0",
+            "--remote-share-replicas",
+            "false",
+            "--remote-every-ms",
+            "1500ms",
+        ],
+        ["--nvme-every-ms", "7s", "--remote-every-steps", "100", "--slots-per-rank", "2"],
+        ["--nvme-every-steps", "0", "--remote-every-ms", "0"],
     ],
 )
 def test_ckptd_takes_the_settings(options, tmp_path: pathlib.Path) -> None:

@@ -178,7 +178,7 @@ TEST(Capacity, SaysWhatDoesNotFitAndWhatWould) {
   input.nvme_bytes = 700'000'000'000;
   input.remote_bytes = 5'000'000'000'000;
   EXPECT_THAT(ProblemsOf(input),
-              testing::ElementsAre(HasSubstr("--nvme-keep 1 needs 579.5 GiB"),  // 560 GB / 0.9
+              testing::ElementsAre(HasSubstr("--nvme-keep-last 1 needs 579.5 GiB"),  // 560 GB / 0.9
                                    HasSubstr("remote: 5.1 TiB are needed, 4.5 TiB are there")));
 }
 
@@ -191,12 +191,12 @@ TEST(Capacity, SaysWhatDoesNotKeepUpAndWhatWould) {
               testing::ElementsAre(testing::AllOf(HasSubstr("replicas: one step takes 1 min 10 s"),
                                                   HasSubstr("--save-every 6,")),
                                    testing::AllOf(HasSubstr("nvme: one step takes 2 min 20 s"),
-                                                  HasSubstr("--nvme-every 9,")),
-                                   HasSubstr("--remote-every 700s,")));
+                                                  HasSubstr("--nvme-every-steps 9,")),
+                                   HasSubstr("--remote-every-ms 700s,")));
   input = Example();
   input.drive_writes_max = 3;
   // 6.5625 each 120 s are 3 each 262.5 s: each fifteenth step, as saves come.
-  EXPECT_THAT(ProblemsOf(input), testing::ElementsAre(HasSubstr("--nvme-every 15")));
+  EXPECT_THAT(ProblemsOf(input), testing::ElementsAre(HasSubstr("--nvme-every-steps 15")));
   input.nvme = {.on = true, .steps = 15};
   EXPECT_THAT(ProblemsOf(input), testing::IsEmpty());
 }
