@@ -225,7 +225,7 @@ def drive(make_daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     yield one
 
 
-EACH = holdfast.Policy(nvme_every=1, keep_nvme=3)
+EACH = holdfast.Policy(nvme_every_steps=1, nvme_keep_last=3)
 
 
 def forget(daemon: Daemon) -> None:
