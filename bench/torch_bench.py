@@ -291,7 +291,7 @@ class Bench:
             policy=self._policy,
             on_error="raise",
         )
-        self.checkpointer.reserve(state.holdfast, DEADLINE_S)
+        self.checkpointer.prepare(state.holdfast, DEADLINE_S)
         self.stepped: list[
             float
         ] = []  # seconds that step() waited, right behind an overlapped save

@@ -666,7 +666,7 @@ def restores(ckpt: holdfast.Checkpointer) -> None:
 CHECKPOINTERS = {
     "step 2": lambda ckpt: ckpt.save(2, {"w": torch.full((1000,), 2.0)}, wait="committed"),
     "a restore": restores,
-    "a reservation of slots": lambda ckpt: ckpt.reserve({"w": torch.zeros(5000)}),
+    "prepare": lambda ckpt: ckpt.prepare({"w": torch.zeros(5000)}),
     "the end of the job in this process": lambda ckpt: ckpt.close(),
 }
 

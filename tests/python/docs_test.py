@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy
 import pytest
 import torch
@@ -182,7 +183,8 @@ def test_the_tags_of_the_formats() -> None:
     for tag in _json._DECODERS:
         assert f"`{tag}`" in section, tag
     for value, text in re.findall(r"^\| `[$.\w]+` \| `([^`]+)` \| `([^`]+)` \|$", section, re.M):
-        value = eval(value, {"torch": torch, "np": numpy, "collections": collections})
+        modules = {"torch": torch, "np": numpy, "ml_dtypes": ml_dtypes, "collections": collections}
+        value = eval(value, modules)
         assert _json.encode(value, "").decode() == text
 
 

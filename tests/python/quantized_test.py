@@ -1,4 +1,4 @@
-"""torchao's optimizers and weights, and NumPy's arrays of ml_dtypes: the packages themselves, fetched for the test.
+"""torchao's optimizers and weights: the package itself, fetched for the test.
 
 tests/python/run build/test quantized_test.py
 """
@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from ranks import run_ranks
@@ -24,7 +23,7 @@ import holdfast
 from daemons import Daemon
 from holdfast import _core
 
-PACKAGES = ("torchao==0.18.0", "ml_dtypes==0.6.0")
+PACKAGES = ("torchao==0.18.0",)
 INSTALL_DEADLINE_S = 600
 WIDTH = 128  # so that no moment is too small to be quantized
 
@@ -229,39 +228,3 @@ def test_sharded_weights_on_other_numbers_of_ranks(
     run_ranks(2, lambda rank: work(rank, 2, True))
     for ranks in (2, 4):
         run_ranks(ranks, lambda rank, r=ranks: work(rank, r, False))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"],
-)  # fmt: skip
-def test_arrays_of_ml_dtypes(daemon: Daemon, name: str) -> None:
-    import ml_dtypes
-
-    dtype = np.dtype(getattr(ml_dtypes, name))
-    saved = np.arange(1, 25, dtype=np.uint8 if dtype.itemsize == 1 else np.uint16).view(dtype)
-    saved = saved.reshape(4, 6)
-    with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
-        state = {
-            "whole": saved,
-            "scattered": saved.T,
-            "part": holdfast.Part(saved, (8, 6), (4, 0)),
-            "rest": holdfast.Part(saved, (4, 6), (0, 0)),
-        }
-        ckpt.save(0, {**state, "extra": {"fresh": saved}}, wait="committed")
-        zeros = np.zeros_like(saved)
-        target: dict[str, Any] = {
-            "whole": zeros.copy(),
-            "scattered": zeros.T.copy(),
-            "part": holdfast.Part(zeros.copy(), (8, 6), (4, 0)),
-            "rest": holdfast.Part(zeros.copy(), (4, 6), (0, 0)),
-            "extra": {},
-        }
-        assert ckpt.restore(target) == 1
-    found = [target["whole"], target["scattered"].T, target["part"].tensor, target["rest"].tensor]
-    for each in (*found, target["extra"]["fresh"]):
-        assert each.dtype == dtype and each.tobytes() == saved.tobytes()
-    with holdfast.open("job") as step:
-        assert step.numpy("whole").dtype == dtype
-        # The same bits for torch.
-        assert step.tensor("whole").view(torch.uint8).numpy().tobytes() == saved.tobytes()

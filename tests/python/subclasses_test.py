@@ -320,6 +320,62 @@ def test_an_eight_bit_optimizer_on_other_numbers_of_ranks(daemon: Daemon) -> Non
         assert torch.equal(scale, blocks(ROWS, COLUMNS).scale)
 
 
+def by_rows(rank: int, ranks: int, stepped: bool) -> dict[str, Any]:
+    """A subclass, and an optimizer of such, over as many ranks as it has rows, or nearly."""
+    rows = 3
+    counts = [len(part) for part in range_of(rows, ranks)]
+    begin = sum(counts[:rank])
+    here = slice(begin, begin + counts[rank])
+    whole = blocks(rows, COLUMNS, fill=stepped)
+    inner = whole.codes[here].clone(), whole.scale[here].clone(), whole.table.clone()
+
+    def sharded(local: Any) -> Any:
+        mesh = init_device_mesh("cpu", (ranks,))
+        shape, stride = (rows, COLUMNS), (COLUMNS, 1)
+        return DTensor.from_local(
+            local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
+        )
+
+    parameter = nn.Parameter(sharded(torch.zeros(counts[rank], COLUMNS)))
+    optim = Moments([parameter])
+    if stepped:
+        optim.step()
+        moment({"optim": optim})._local_tensor.table.fill_(2.0)  # (as the table is everybody's)
+    return {"value": sharded(Blocks(*inner, True)), "optim": optim}
+
+
+@pytest.mark.parametrize("saved_by", [3, 2])
+def test_ranks_with_one_row(daemon: Daemon, saved_by: int) -> None:
+    """A slice of one row shows nothing of how it is made; one without a row does."""
+
+    def found(state: dict[str, Any]) -> list[list[torch.Tensor]]:
+        return [content(state["value"]), content(moment(state))]
+
+    def save(rank: int) -> Any:
+        state = by_rows(rank, saved_by, stepped=True)
+        with holdfast.Checkpointer("job") as ckpt:
+            ckpt.save(1, state, wait="committed")
+        return found(state)
+
+    def together(ranks: list[Any]) -> list[torch.Tensor]:
+        return [torch.cat([of[which][i] for of in ranks]) for which in (0, 1) for i in (0, 1)]
+
+    saved = run_ranks(saved_by, save)
+    assert torch.equal(together(saved)[0], blocks(3, COLUMNS).codes)
+    for ranks in (3, 2, 1):
+
+        def restore(rank: int, ranks: int = ranks) -> Any:
+            state = by_rows(rank, ranks, stepped=False)
+            with holdfast.Checkpointer("job") as ckpt:
+                ckpt.restore(state)
+            return found(state)
+
+        restored = run_ranks(ranks, restore)
+        assert equal(together(restored), together(saved))
+        for of in restored:
+            assert equal([of[0][2], of[1][2]], [saved[0][0][2], saved[0][1][2]]), "tables"
+
+
 def refusal(value: Any) -> str:
     with (
         holdfast.Checkpointer("job") as ckpt,

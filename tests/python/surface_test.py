@@ -166,7 +166,7 @@ def test_times_are_numbers(daemon: Daemon) -> None:
         calls: list[Any] = [
             lambda time: ckpt.save(1, state, wait="sealed", timeout=time),
             lambda time: ckpt.restore(state, timeout=time),
-            lambda time: ckpt.reserve(state, timeout=time),
+            lambda time: ckpt.prepare(state, timeout=time),
             lambda time: handle.wait("sealed", time),
             lambda time: holdfast.open("job", timeout=time),
             lambda time: holdfast.checkpoints("job", timeout=time),

@@ -145,13 +145,11 @@ def test_a_save_with_wait_takes_no_longer_than_its_timeout(
     assert time.monotonic() - began < LITTLE_S
 
 
-def test_a_reservation_says_who_does_not_answer(
-    daemon: Daemon, ckpt: holdfast.Checkpointer
-) -> None:
+def test_prepare_says_who_does_not_answer(daemon: Daemon, ckpt: holdfast.Checkpointer) -> None:
     pid = stop(daemon)
     skip_one(ckpt, 1)
     with pytest.raises(holdfast.UnavailableError, match=f"kill -CONT {pid}"):
-        ckpt.reserve(STATE, timeout=0.5)
+        ckpt.prepare(STATE, timeout=0.5)
 
 
 def test_skipped_saves_are_counted_in_a_line_every_ten_seconds() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 from typing import Any
@@ -36,6 +35,17 @@ def _name(dtype: Any) -> str | None:
     return _NAMES.get(dtype.str[1:]) if dtype.str[0] in "<|" else None
 
 
+def ml_dtype(name: str) -> Any:
+    """That type of the package ml_dtypes; None: it is not installed, or does not have it."""
+    try:
+        import numpy
+
+        dtype = numpy.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+    except (ImportError, AttributeError):
+        return None
+    return dtype if dtype.type.__module__ == "ml_dtypes" else None
+
+
 def has_place(dtype: Any) -> bool:
     """Whether safetensors has a name for a NumPy dtype."""
     return _name(dtype) is not None
@@ -56,8 +66,9 @@ def numpy_dtype(name: str, path: str) -> Any:
     if name in _CODES:
         return numpy.dtype(_CODES[name])
     if name in _ML_DTYPES:
-        with contextlib.suppress(ImportError, AttributeError):
-            return numpy.dtype(getattr(importlib.import_module("ml_dtypes"), _ML_DTYPES[name]))
+        dtype = ml_dtype(_ML_DTYPES[name])
+        if dtype is not None:
+            return dtype
         raise InvalidArgumentError(
             f"{path}: NumPy itself has no dtype for {name}: install ml_dtypes, or read it as a tensor of torch"
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
-from holdfast import _core, _daemon, _fresh, _held, _jobs, _preemption
+from holdfast import _core, _daemon, _first_steps, _fresh, _held, _jobs, _preemption
 from holdfast._described import Described, Spec, torch_module
 from holdfast._errors import (
     DeadlineExceededError,
@@ -161,8 +161,11 @@ class Checkpointer:
         self._failed = 0
         self._last_step: int | None = None  # the first that `preempted` has called the last one
         self._has_saved = False
+        self._overlap = overlap
         self._fences = Fences(_before_change(self), overlap=overlap)
         self.last_restored: _core.Restored | None = None
+        # Of one that is dropped, too, no optimizer keeps a hook.
+        weakref.finalize(self, self._fences.remove).atexit = False
         _made.add(self)
 
     # ---- saving ----
@@ -229,7 +232,7 @@ class Checkpointer:
     def _begun(self, step: int, state: Mapping[str, Any], wait_for_room: float) -> Handle:
         """What goes wrong with the state is raised as long as nothing was saved, and is a failed save in the middle of a run."""
         try:
-            flat, tensors = self._taken_apart(step, state)
+            flat, tensors = self._taken_apart(f"save step {step}", state, self._fences.hold)
         except Exception as error:
             if not self._has_saved:
                 raise
@@ -272,10 +275,12 @@ class Checkpointer:
                 at_once=flat.copies and len(flat.copy_first) == len(flat.specs),
             )
 
-    def _taken_apart(self, step: int, state: Mapping[str, Any]) -> tuple[Flat, _core.TensorList]:
+    def _taken_apart(
+        self, what: str, state: Mapping[str, Any], fences: Callable[[Any], bool]
+    ) -> tuple[Flat, _core.TensorList]:
         flat = Flattener(
             allow_pickle=self._allow_pickle,
-            fences=self._fences.hold,
+            fences=fences,
             beside=self._fences.added,
             before=self._described,
         ).run(state)
@@ -283,7 +288,7 @@ class Checkpointer:
         flat.objects += _fresh.objects_of(self._shared.label)
         for key, error in self._half_restored.items():
             raise RefusedError(
-                f"save step {step}: a restore has failed after it had changed {key!r} in part "
+                f"{what}: a restore has failed after it had changed {key!r} in part "
                 f"({error}): restore {key!r} again first, or, if it was made anew since, go on with another Checkpointer"
             )
         specs, tensors = self._layout
@@ -629,19 +634,29 @@ class Checkpointer:
 
     # ---- the rest ----
 
-    def reserve(self, state: Mapping[str, Any], timeout: float = 60.0) -> tuple[int, int]:
-        """Makes and populates the slots for states like this one ahead of the first save, so that it is as fast as the next.
-        (slots ready, slots wanted), at the latest after `timeout` seconds.
+    def prepare(self, state: Mapping[str, Any], timeout: float = 60.0) -> tuple[int, int]:
+        """Makes the slots for this state and describes it, so that the first save is as fast as later ones.
+
+            ckpt.restore(state)
+            ckpt.prepare(state)     # (slots ready, slots wanted), at the latest after `timeout` seconds
+            loader = build_loader()
+
+        Best after `restore`, which may make tensors; it may also come before, and each rank calls it when it likes. An optimizer
+        of torch.optim that has made no step yet is prepared for with the state that its first step makes, which for a moment takes
+        as much memory as it will then.
+        Where memory is in use now, fewer slots are ready than wanted: that is no error, and the saves ask for the rest.
+        A state that no save could take raises what the first save would: NoRoomError where it is larger than all slots may be.
         """
-        timeout = _jobs.seconds("reserve", "timeout", timeout)
-        flat = Flattener(allow_pickle=self._allow_pickle, fences=lambda _: False).run(state)
-        with _held.alone(self._shared, "a reservation of slots", timeout):
-            ready, wanted, _ = self._shared.core.reserve(
-                tensor_list(flat.specs),
-                flat.addresses,
-                [*flat.objects, *_fresh.objects_of(self._shared.label)],
-                timeout,
-            )
+        timeout = _jobs.seconds("prepare", "timeout", timeout)
+        optimizers = [each for _, each in found_in(state) if is_optimizer(each)]
+        for each in optimizers:
+            self._fences.watch(each)
+        with _first_steps.shown(optimizers):
+            flat, tensors = self._taken_apart("prepare", state, lambda _: self._overlap)
+            with _held.alone(self._shared, "prepare", timeout):
+                ready, wanted, _ = self._shared.core.reserve(
+                    tensors, flat.addresses, flat.objects, timeout
+                )
         return ready, wanted
 
     def network_busy(self) -> NetworkBusy:

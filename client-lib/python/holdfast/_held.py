@@ -1,5 +1,5 @@
 """Saves that are held: copied into a slot, and not sealed yet. A job has one of them at a time, and
-whatever else begins a save, a restore or a reserve of the same job, or closes it, gives it up. So
+whatever else begins a save, a restore or a prepare of the same job, or closes it, gives it up. So
 all that do any of these wait for it here first.
 
     with _held.alone(shared, "step 5", timeout):

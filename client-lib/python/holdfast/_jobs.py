@@ -11,6 +11,7 @@ Rank and world size are the launcher's where nobody says otherwise.
 from __future__ import annotations
 
 import atexit
+import logging
 import operator
 import os
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 from holdfast import _core, _environment, _fresh, _held
 from holdfast._errors import HoldfastError, InvalidArgumentError
 
+_log = logging.getLogger("holdfast")
 _MOMENT_S = 5.0
 _lock = threading.RLock()
 _open: dict[str, SharedJob] = {}
@@ -70,7 +72,10 @@ class SharedJob:
         policy: Mapping[str, Mapping[str, int]],
         core: _core.Job,
         fresh: str | None,
+        *,
+        detected: bool,
     ) -> None:
+        """`detected`: rank or world size were the launcher's, or those of the process group."""
         self.name = name
         self.rank = place.rank
         self.world_size = place.world_size
@@ -81,6 +86,12 @@ class SharedJob:
         # The label that the run was given, and the one under which it saves (_fresh.py).
         self.fresh = fresh
         self.label = fresh
+        self.detected = detected
+        group = _group()
+        # The process group in which it was joined, if there was one.
+        self._group = None if group is None else weakref.ref(group)
+        # Writers and Readers do not close it.
+        self.used_by_dcp = False
         self.lock = threading.RLock()
         # Checkpointers that are not closed. Those that are dropped count no more.
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -138,6 +149,18 @@ class SharedJob:
         with _held.alone(self, "the end of the job in this process", timeout):
             self.core.close()
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether nobody can use it any more: its Checkpointers were dropped, and the process group
+        in which Writers and Readers used it is gone.
+        """
+        if self.users:
+            return False
+        if not self.used_by_dcp:
+            return True
+        group = None if self._group is None else self._group()
+        return self._group is not None and (group is None or group is not _group())
+
     def close(self) -> None:
         """Leaves the job at once, whoever uses it. The next `job_for` of its name joins anew."""
         with _lock:
@@ -150,14 +173,28 @@ class SharedJob:
             del _open[self.name]
 
 
+def _distributed() -> Any:
+    """torch.distributed, where it has a process group."""
+    module = sys.modules.get("torch.distributed")
+    if module is None or not module.is_available() or not module.is_initialized():
+        return None
+    return module
+
+
+def _group() -> Any:
+    """The default process group; None: there is none now."""
+    distributed = _distributed()
+    return None if distributed is None else distributed.group.WORLD
+
+
 def _place(
     rank: int | None, world_size: int | None, launch: str | None
 ) -> _environment.Environment:
     place = _environment.detect(rank=rank, world_size=world_size, launch=launch)
     if rank is not None and world_size is not None:
         return place
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed = _distributed()
+    if distributed is None:
         return place
     group = (distributed.get_rank(), distributed.get_world_size())
     if place.launcher == "" and rank is None and world_size is None:
@@ -191,21 +228,18 @@ def job_for(
     `user`: keeps it open until `SharedJob.leave(user)`.
     """
     with _lock:
-        shared = _open.get(name)
+        asked = {
+            "rank": rank,
+            "world_size": world_size,
+            "launch": launch,
+            "socket": socket,
+            "policy": policy,
+            "fresh": fresh,
+        }
+        shared = open_job(name, **asked)
         if shared is not None:
-            for what, asked, has in (
-                ("rank", rank, shared.rank),
-                ("world_size", world_size, shared.world_size),
-                ("launch", launch, shared.launch),
-                ("socket", socket or None, shared.socket),
-                ("policy", policy, shared.policy),
-                ("fresh", fresh, shared.fresh),
-            ):
-                if asked is not None and asked != has:
-                    raise InvalidArgumentError(
-                        f"job {name!r} is open in this process with {what}={has!r}: it cannot be "
-                        f"{asked!r} as well"
-                    )
+            _check_same(shared, asked)
+            shared.used_by_dcp |= user is None
             if user is not None:
                 shared.users.add(user)
             return shared
@@ -221,16 +255,62 @@ def job_for(
             open_timeout=open_timeout,
             call_timeout=call_timeout,
         )
-        shared = _open[name] = SharedJob(name, place, socket, policy or {}, core, fresh)
+        detected = rank is None or world_size is None
+        shared = SharedJob(name, place, socket, policy or {}, core, fresh, detected=detected)
+        _open[name] = shared
+        shared.used_by_dcp = user is None
         if user is not None:
             shared.users.add(user)
         return shared
 
 
-def open_job(name: str) -> SharedJob | None:
-    """The job, if this process takes part in it already."""
+def _differences(shared: SharedJob, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked for, and is not as this job has it. Where nothing is said, the place in the
+    process group of now counts, if it did before or nobody uses the job any more.
+    """
+    wanted = {**asked, "socket": asked["socket"] or None}
+    counts = shared.detected or shared.is_left_behind
+    if counts and wanted["rank"] is None and wanted["world_size"] is None and _group() is not None:
+        place = _place(None, None, wanted["launch"])
+        wanted |= {"rank": place.rank, "world_size": place.world_size}
+    return {
+        what: value
+        for what, value in wanted.items()
+        if value is not None and value != getattr(shared, what)
+    }
+
+
+def _check_same(shared: SharedJob, asked: Mapping[str, Any]) -> None:
+    for what, wanted in _differences(shared, asked).items():
+        way_out = (
+            "close() its Checkpointers first"
+            if shared.users
+            else f"leave it first: holdfast.Checkpointer({shared.name!r}).close()"
+        )
+        raise InvalidArgumentError(
+            f"job {shared.name!r} is open in this process with {what}={getattr(shared, what)!r}: "
+            f"it cannot be {wanted!r} as well. To join it anew, {way_out}"
+        )
+
+
+def open_job(name: str, **asked: Any) -> SharedJob | None:
+    """The job, if this process takes part in it already. One that was left behind, and is not as it
+    is `asked` for (what job_for takes, all of it or nothing), is left for good.
+    """
     with _lock:
-        return _open.get(name)
+        shared = _open.get(name)
+        if shared is None or not asked or not shared.is_left_behind:
+            return shared
+        if not _differences(shared, asked):
+            return shared
+        _log.info(
+            "job %s: left as rank %d of %d, to join it anew",
+            name,
+            shared.rank,
+            shared.world_size,
+        )
+        shared.close()
+        return None
 
 
 def remember_loaded(name: str, attempt: int, step: int) -> None:

@@ -8,6 +8,7 @@ keys), so that any program reads it. The rest is an object with one key that beg
     float("nan")       {"$float":"nan"}
     b"ab"              {"$bytes":"YWI="}
     numpy.float32(1)   {"$numpy":["<f4",null,"AACAPw=="]}
+    bfloat16(1)        {"$ml_dtypes":["bfloat16",null,"gD8="]}
     torch.float32      {"$torch.dtype":"float32"}
 
 Nothing here runs code that the data names.
@@ -24,6 +25,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from holdfast._arrays import ml_dtype
 from holdfast._errors import CorruptError, RefusedError
 
 # The library reads no JSON deeper than 512 levels, and a level here may be three there.
@@ -46,15 +48,17 @@ def _is_plain_text(value: str) -> bool:
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
-def _numpy_kind(value: Any) -> bool:
+def _numpy_tag(value: Any) -> tuple[str, str] | None:
+    """The tag, and what it calls the dtype; None: it is no number or text of NumPy's."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not (isinstance(value, numpy.generic) or type(value) is numpy.ndarray):
-        return False
-    return (
-        value.dtype.names is None
-        and value.dtype.subdtype is None
-        and value.dtype.kind in "biufcSUmM"
-    )
+        return None
+    dtype = value.dtype
+    if dtype.type.__module__ == "ml_dtypes":  # their kinds and codes say nothing, or another type
+        return "$ml_dtypes", dtype.name
+    if dtype.names is None and dtype.subdtype is None and dtype.kind in "biufcSUmM":
+        return "$numpy", dtype.str
+    return None
 
 
 def _tree(value: Any, path: str, depth: int) -> Any:
@@ -108,9 +112,10 @@ def _tree(value: Any, path: str, depth: int) -> Any:
         return {
             f"${kind.__name__}": [_tree(each, f"{path}: {each!r}", depth + 1) for each in value]
         }
-    if _numpy_kind(value):
+    tag = _numpy_tag(value)
+    if tag is not None:
         shape = list(value.shape) if type(value).__name__ == "ndarray" else None
-        return {"$numpy": [value.dtype.str, shape, _text(value.tobytes())]}
+        return {tag[0]: [tag[1], shape, _text(value.tobytes())]}
     torch = sys.modules.get("torch")
     if torch is not None:
         if kind is torch.dtype:
@@ -164,12 +169,29 @@ def _decode_numpy(value: Any) -> Any:
         raise RefusedError(
             "decode: this value has NumPy numbers, and NumPy is not installed here"
         ) from error
-    dtype, shape, text = value
-    dtype = numpy.dtype(dtype)
+    name, shape, text = value
+    dtype = numpy.dtype(name)
     if dtype.kind not in "biufcSUmM":
         raise ValueError(f"NumPy dtype {dtype}")
     if dtype.itemsize == 0:  # an empty text: NumPy has none of no length
         dtype = numpy.dtype(f"{dtype.kind}1")
+    return _numpy_value(dtype, shape, text)
+
+
+def _decode_ml_dtypes(value: Any) -> Any:
+    name, shape, text = value
+    dtype = ml_dtype(name)
+    if dtype is None:
+        raise RefusedError(
+            f"decode: this value is a {name} of the package ml_dtypes, which is not installed "
+            "here, or is too old: pip install -U ml_dtypes"
+        )
+    return _numpy_value(dtype, shape, text)
+
+
+def _numpy_value(dtype: Any, shape: Any, text: str) -> Any:
+    import numpy
+
     data = base64.b64decode(text, validate=True)
     # frombuffer's arrays are read-only: what was saved was not.
     array = (
@@ -205,6 +227,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "$set": set,
     "$frozenset": frozenset,
     "$numpy": _decode_numpy,
+    "$ml_dtypes": _decode_ml_dtypes,
     "$torch.dtype": _decode_dtype,
     "$torch.Size": lambda value: _torch("$torch.Size").Size(value),
     "$torch.device": lambda value: _torch("$torch.device").device(value),

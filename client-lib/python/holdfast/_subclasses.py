@@ -154,13 +154,19 @@ def _cut(local: Any, attributes: list[str], context: Node, dim: int, path: str) 
     return _known_cuts[key]
 
 
+def _counts(size: int) -> Iterator[int]:
+    """Of slices that show how a tensor of that size is made. Blocks are powers of two, mostly: where no half of it can be cut
+    off, a quarter cannot either. The empty slice comes last: all that a tensor with one row, or one block, has."""
+    yield from (1 << bits for bits in reversed(range((size - 1).bit_length())))
+    yield 0
+
+
 def _shown_by_slice(
     local: Any, before: dict[str, tuple[int, ...]], dim: int, path: str
 ) -> dict[str, int]:
     size = local.shape[dim]
-    why = "it has one element there, and a slice of it would show nothing"
-    # Blocks are powers of two, mostly: where no half of it can be cut off, a quarter cannot either.
-    for count in (1 << bits for bits in reversed(range((size - 1).bit_length()))):
+    why = ""
+    for count in _counts(size):
         try:
             with torch_module().no_grad():
                 piece = local.detach().narrow(dim, 0, count)
@@ -248,7 +254,7 @@ def _context_of_local(local: Any, context: Any, path: str) -> Node:
 
 def _marks_follow(local: Any, marked: Node, path: str) -> bool:
     for dim, size in enumerate(local.shape):
-        for count in (1 << bits for bits in reversed(range((size - 1).bit_length()))):
+        for count in _counts(size):
             try:
                 with torch_module().no_grad():
                     piece = local.detach().narrow(dim, 0, count)

@@ -227,7 +227,7 @@ class Reader(StorageReader):
         """
         if self._found is not None:
             return self._found
-        shared = open_job(self.job)
+        shared = open_job(self.job, **self._job_options)
         if self._adopts(shared):
             self._found = self._adopted(shared)
             return self._found

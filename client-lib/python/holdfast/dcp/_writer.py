@@ -305,7 +305,7 @@ class Writer(StorageWriter):
         """Joined once: a job that is closed in the middle of a save is not joined anew, as a run of its own."""
         if self._joined is None:
             options = self._job_options
-            if open_job(self.job) is None:
+            if open_job(self.job, **options) is None:
                 options = {**options, "socket": ensure_daemon(options["socket"] or None)}
             self._joined = job_for(self.job, **options)
         return self._joined
