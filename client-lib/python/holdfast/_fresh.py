@@ -159,10 +159,12 @@ def begin(shared: SharedJob, timeout: float) -> None:
         saved: list[_core.TensorInfo], objects: list[_core.Object], of_all: Any
     ) -> tuple[_core.TensorList, list[int]]:
         looks.at(objects, None if of_all is None else OfAll(*of_all))
-        raise RefusedError(
+        forgotten = RefusedError(
             f"job {shared.name!r}: this process has not restored anything, and the job has steps with "
             f"fresh={shared.fresh!r}. Call restore before the first save"
         )
+        forgotten.reason = "NOT_RESTORED"
+        raise forgotten
 
     try:
         looks.patiently(
