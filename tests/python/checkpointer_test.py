@@ -68,6 +68,27 @@ def bits(value: Any) -> Any:
     return value
 
 
+def test_a_closed_checkpointer_says_so(daemon: Daemon) -> None:
+    """Also while another one of this process has the job."""
+    state = {"w": torch.zeros(2)}
+    one, other = (holdfast.Checkpointer("job", rank=0, world_size=1) for _ in range(2))
+    for closed in (one, other):
+        closed.save(1 if closed is one else 2, state, wait="sealed")
+        closed.close()
+        error = closed.save(3, state).error
+        assert isinstance(error, holdfast.RefusedError)
+        assert str(error).startswith("save step 3 of job 'job': this Checkpointer was closed. Make")
+        for what, call in (
+            ("restore", lambda to=closed: to.restore(state)),
+            ("prepare", lambda to=closed: to.prepare(state)),
+        ):
+            with pytest.raises(
+                holdfast.RefusedError, match=f"{what} of job 'job': .* was closed. Make another"
+            ):
+                call()
+        closed.close()  # twice is once
+
+
 def test_the_last_checkpointer_of_a_job_that_is_closed_leaves_it(daemon: Daemon) -> None:
     state = {"w": torch.ones(3)}
     one, other = holdfast.Checkpointer("job"), holdfast.Checkpointer("job")

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from torch.distributed.tensor import DTensor
 
 import holdfast.dcp
-from daemons import Daemon
+from daemons import DEADLINE_S, Daemon
 from holdfast import _state, _torch_types
 
 Optimizer = torch.optim.Optimizer
@@ -156,8 +156,6 @@ def test_an_optimizer_that_no_state_shows_is_fenced_by_name(ckpt: holdfast.Check
     until_overlapped(attempt)
     with pytest.raises(holdfast.InvalidArgumentError, match="fence: a Holder takes no hook"):
         ckpt.fence(Holder(inside))
-    ckpt.close()
-    assert len(inside._optimizer_step_pre_hooks) == 0
 
 
 @pytest.mark.parametrize("saved_by, restored_by", [(0, 3), (3, 0), (1, 3), (3, 1), (0, 0), (2, 2)])
@@ -402,6 +400,80 @@ def test_an_optimizer_that_makes_no_step_is_named(daemon: Daemon) -> None:
         assert "optim.state.model." in said and "RuntimeError: no closure" in said
 
 
+def test_a_rank_that_fails_leaves_nobody_in_a_collective(daemon: Daemon) -> None:
+    """Making the state communicates: whoever fails does so after it, or before all ranks alike."""
+
+    def work(rank: int) -> str:
+        model, _ = made(fsdp2, seed=0)
+        optim = Factored(model.parameters())
+        train(model, optim, 1, alike=True)
+        with holdfast.Checkpointer("job") as ckpt:
+            ckpt.save(1, {"model": model, "optim": optim}, wait="committed")
+            model, _ = made(fsdp2, seed=1)
+            before = [full(p) for p in model.parameters()]
+            fresh = Factored(model.parameters())
+            more = {"more": 1} if rank == 1 else {}
+            with pytest.raises(holdfast.InvalidArgumentError) as caught:
+                ckpt.restore({**more, "optim": fresh})
+            assert not fresh.state
+            assert_same(before, [full(p) for p in model.parameters()])
+            assert ckpt.restore({"model": model, "optim": fresh}) == 2
+            assert_same(seen(optim, model), seen(optim, model))
+        return str(caught.value)
+
+    for said in run_ranks(2, work, deadline_s=DEADLINE_S / 4):
+        assert "'more' was not saved" in said
+
+
+def test_state_that_is_like_its_parameter_needs_no_step(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(rank: int) -> None:
+        model, optim = made(fsdp2, seed=0)
+        assert type(optim) is torch.optim.AdamW
+        train(model, optim, 1, alike=True)
+        with holdfast.Checkpointer("job") as ckpt:
+            ckpt.save(1, {"model": model, "optim": optim}, wait="committed")
+            other, fresh = made(fsdp2, seed=1)
+            steps: list[Any] = []
+            monkeypatch.setattr(torch.optim.AdamW, "step", steps.append)
+            assert ckpt.restore({"model": other, "optim": fresh}) == 2 and steps == []
+            assert_same(seen(optim, model), seen(fresh, other))
+
+    run_ranks(2, work)
+
+
+class Counting(Factored):
+    """With what no state shows, and a value of a group that is changed in place."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.steps_made = 0
+        self.param_groups[0]["seen"] = torch.zeros(())
+
+    def step(self, closure: Any = None) -> None:
+        self.steps_made += 1
+        self.param_groups[0]["seen"] += 1
+        self.last = closure
+        super().step()
+
+
+def test_a_first_start_leaves_the_optimizer_as_it_is(daemon: Daemon) -> None:
+    def work(rank: int) -> None:
+        model, _ = made(fsdp2, seed=0)
+        optim = Counting(model.parameters())
+        before = [full(p) for p in model.parameters()]
+        with holdfast.Checkpointer("job") as ckpt:
+            assert ckpt.restore({"model": model, "optim": optim}) == 0
+        assert not optim.state and optim.steps_made == 0 and not hasattr(optim, "last")
+        assert optim.param_groups[0]["seen"].item() == 0
+        assert list(optim.param_groups[0]) == ["params", "lr", "seen"]
+        assert [p.grad for p in model.parameters()] == [None] * len(before)
+        assert_same(before, [full(p) for p in model.parameters()])
+
+    run_ranks(2, work)
+
+
 class Mute(Holder):
     """That shows nothing before its first step, also when the optimizer inside has a state."""
 
@@ -487,6 +559,29 @@ def test_steps_within_a_restore_are_none_of_the_training(ckpt: holdfast.Checkpoi
     assert not ckpt._fences.hold(state["optim"].optimizers[0])
     state["optim"].step()
     assert ckpt._fences.hold(state["optim"].optimizers[0])
+
+
+# ---- LBFGS ----
+
+
+def test_lbfgs_over_dtensors_is_refused_before_anything_is_saved(daemon: Daemon) -> None:
+    def work(rank: int) -> list[str]:
+        model, _ = made(fsdp2, seed=0)
+        optim = torch.optim.LBFGS(model.parameters())
+        found = []
+        with holdfast.Checkpointer("job") as ckpt:
+            for state in ({"model": model, "optim": optim}, {"all": [Container(optim)]}):
+                for refuses in (ckpt.restore, lambda state, to=ckpt: to.save(1, state)):
+                    with pytest.raises(holdfast.InvalidArgumentError) as caught:
+                        refuses(state)
+                    found.append(str(caught.value))
+            ckpt.save(1, {"model": model}, wait="committed")  # the way out
+        return found
+
+    for said in run_ranks(2, work):
+        assert [text.split(":")[0] for text in said] == 2 * ["optim"] + 2 * ["all.0"]
+        for text in said:
+            assert "LBFGS over DTensors" in text and "Leave the optimizer out" in text, text
 
 
 # ---- FSDP1 ----

@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from training import wait_until
 
 import holdfast
 from daemons import DEADLINE_S, Daemon, run_python
-from holdfast import _jobs, _state
+from holdfast import _fences, _jobs, _state
 
 # Copied by one thread: tens of milliseconds, in which the loop goes on.
 BIG = 24_000_000
@@ -103,6 +104,28 @@ def test_the_optimizer_waits_for_the_copy(ckpt: holdfast.Checkpointer) -> None:
         assert one_value(model.w.detach()) == step - 1
         saved(ckpt, handle, {"model": model, "optim": optim})
         assert one_value(model.w.detach()) == step
+        return overlapped
+
+    until_overlapped(attempt)
+
+
+def test_the_step_of_an_optimizer_that_the_state_lacks_waits_too(
+    ckpt: holdfast.Checkpointer,
+) -> None:
+    """It may share a parameter with one that the state has."""
+    model = Weights()
+    optim, other = sgd(model), sgd(model)
+
+    def attempt(step: int) -> bool:
+        with torch.no_grad():
+            model.w.fill_(step)
+        handle = ckpt.save(step, {"model": model, "optim": optim})
+        overlapped = not handle.done("snapshot")
+        other.step()
+        assert handle.done("snapshot")
+        saved(ckpt, handle, {"model": model, "optim": optim})
+        assert one_value(model.w.detach()) == step
+        optim.step()
         return overlapped
 
     until_overlapped(attempt)
@@ -314,25 +337,30 @@ def test_only_what_a_step_changes_is_guarded_by_it(ckpt: holdfast.Checkpointer) 
         optim.step()
 
 
-def test_close_removes_the_hooks(daemon: Daemon) -> None:
+def test_nothing_is_put_on_optimizers(daemon: Daemon) -> None:
+    model = Weights(10)
+    optim = sgd(model)
+    with holdfast.Checkpointer("job") as ckpt:
+        ckpt.restore({"model": model, "optim": optim})
+        ckpt.fence(optim)
+        for step in range(3):
+            ckpt.save(step, {"model": model, "optim": optim})
+            assert len(optim._optimizer_step_pre_hooks) == 0
+            optim.step()
+
+
+def test_a_checkpointer_that_is_dropped_leaves_nothing_behind(daemon: Daemon) -> None:
     model = Weights(10)
     optim = sgd(model)
     ckpt = holdfast.Checkpointer("job")
-    for step in range(3):
-        ckpt.save(step, {"model": model, "optim": optim})
-    assert len(optim._optimizer_step_pre_hooks) == 1
-    ckpt.close()
-    assert len(optim._optimizer_step_pre_hooks) == 0
-    optim.step()
-
-
-def test_a_checkpointer_that_is_dropped_leaves_optimizers_alone(daemon: Daemon) -> None:
-    model = Weights(10)
-    optim = sgd(model)
-    ckpt = holdfast.Checkpointer("job")
-    ckpt.save(1, {"model": model, "optim": optim}).wait("sealed", DEADLINE_S)
+    for step in range(2):
+        ckpt.save(step, {"model": model, "optim": optim}).wait("sealed", DEADLINE_S)
+        optim.step()
+    gone = weakref.ref(ckpt)
     del ckpt
     gc.collect()
+    assert gone() is None
+    assert len(optim._optimizer_step_pre_hooks) == 0 and not list(_fences._copying)
     optim.step()
     job = _jobs.open_job("job")  # which is this process's, not that Checkpointer's
     assert job is not None
@@ -379,7 +407,6 @@ def test_an_exception_between_save_and_seal(daemon: Daemon) -> None:
     ):
         ckpt.save(1, {"model": model, "optim": optim})
         raise ZeroDivisionError
-    assert len(optim._optimizer_step_pre_hooks) == 0
     with torch.no_grad():
         model.w.fill_(0)
     with holdfast.Checkpointer("job") as ckpt:

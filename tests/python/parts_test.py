@@ -204,6 +204,92 @@ def test_interleaved_pipelines_have_one_naming(daemon: Daemon) -> None:
         assert "model.layers.7.weight" in step.keys()  # noqa: SIM118
 
 
+def optimizers(modules: list[nn.Module], lr: Any = 0.0) -> list[torch.optim.Optimizer]:
+    """One of each module, of two groups."""
+    return [
+        torch.optim.SGD(
+            [
+                {"params": [p for p in module.parameters() if p.ndim == dim], "name": str(dim)}
+                for dim in (1, 2)
+            ],
+            lr=lr,
+            momentum=0.9,
+        )
+        for module in modules
+    ]
+
+
+def test_the_optimizers_of_interleaved_pipelines_are_merged(daemon: Daemon) -> None:
+    """Another number of stages, and so of optimizers, finds their state; groups get their values."""
+
+    def save(rank: int) -> None:
+        modules, _ = stages(rank, 2, 2, value=1)
+        optims = optimizers(modules, torch.tensor(0.25))
+        with holdfast.Checkpointer("job") as ckpt:
+            state = {"model": holdfast.merged(modules), "optim": holdfast.merged(optims)}
+            for step in range(3):
+                for module, optim in zip(modules, optims, strict=True):
+                    for parameter in module.parameters():
+                        parameter.grad = torch.zeros_like(parameter)
+                    optim.step()
+                    for layer, linear in module.layers.items():
+                        for p in linear.parameters():
+                            momentum = torch.full_like(p.detach(), (int(layer) + 1) * step)
+                            optim.state[p]["momentum_buffer"] = momentum
+                ckpt.save(step, state, wait="committed")
+            assert not any(map(ckpt._fences.hold, optims)), "none since the last save"
+            for optim in optims:
+                optim.step()
+            assert all(map(ckpt._fences.hold, optims))
+
+    run_ranks(2, save, group=False)
+
+    def restore(rank: int, ranks: int, each: int) -> None:
+        modules, _ = stages(rank, ranks, each, value=0)
+        optims = optimizers(modules, torch.tensor(0.5))
+        for optim in optims:
+            optim.param_groups[0].pop("dampening")
+        with holdfast.Checkpointer("job") as ckpt:
+            state = {"model": holdfast.merged(modules), "optim": holdfast.merged(optims)}
+            assert ckpt.restore(state) == 3
+        for module, optim in zip(modules, optims, strict=True):
+            assert [group["lr"].item() for group in optim.param_groups] == [0.25, 0.25]
+            assert [group["dampening"] for group in optim.param_groups] == [0, 0]
+            assert set(optim.state) == set(module.parameters())
+            for layer, linear in module.layers.items():
+                momentum = optim.state[linear.weight]["momentum_buffer"]
+                assert bool((momentum == 2 * (int(layer) + 1)).all())
+
+    for ranks, each in ((2, 2), (1, 4), (2, 1)):
+        run_ranks(ranks, lambda rank, r=ranks, e=each: restore(rank, r, e), group=False)
+    with holdfast.open("job") as step:
+        assert "optim.state.model.layers.7.weight.momentum_buffer" in step.keys()  # noqa: SIM118
+
+
+def test_optimizers_that_differ_cannot_be_merged() -> None:
+    modules = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    for change, says in (
+        (lambda group: group.update(lr=0.5), "group 1 of optimizer 1 .* differ in lr"),
+        (lambda group: group.update(more=1), "group 1 of optimizer 1 .* differ in more"),
+        (lambda group: group["params"].append(modules[0].weight), "0 and 1 both have a parameter"),
+    ):
+        optims = optimizers(modules)
+        change(optims[1].param_groups[1])
+        with pytest.raises(holdfast.InvalidArgumentError, match=says):
+            holdfast.merged(optims)
+    one, _ = optimizers(modules)
+    fewer = torch.optim.SGD(modules[1].parameters(), lr=0.0)
+    with pytest.raises(holdfast.InvalidArgumentError, match="optimizer 1 has 1 groups"):
+        holdfast.merged([one, fewer])
+    with pytest.raises(holdfast.InvalidArgumentError, match="part 1 is a SGD"):
+        holdfast.merged([modules[0], fewer])
+    # What a schedule does to one of them alone is found when it would be saved.
+    merged = holdfast.merged(optimizers(modules))
+    merged.merged_optimizers[1].param_groups[0]["lr"] = 7
+    with pytest.raises(holdfast.InvalidArgumentError, match="differ in lr"):
+        _ = merged.param_groups
+
+
 def test_modules_that_call_two_things_alike_cannot_be_merged() -> None:
     with pytest.raises(holdfast.InvalidArgumentError, match=r"both have '0.weight'.*layouts.parts"):
         holdfast.merged([nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))])

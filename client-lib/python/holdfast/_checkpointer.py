@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
-from holdfast import _core, _daemon, _first_steps, _fresh, _held, _jobs, _preemption
+from holdfast import _core, _daemon, _fences, _first_steps, _fresh, _held, _jobs, _preemption
 from holdfast._described import Described, Spec, torch_module
 from holdfast._errors import (
     DeadlineExceededError,
@@ -25,11 +25,11 @@ from holdfast._errors import (
     NothingToRestoreError,
     RefusedError,
 )
-from holdfast._fences import Fences
 from holdfast._first_saves import never_heals
 from holdfast._fresh_states import FreshStates
 from holdfast._fsdp1 import refuse_fsdp1
 from holdfast._handle import STAGES, Handle, Stage, streams_of
+from holdfast._lbfgs import refuse_lbfgs
 from holdfast._merged import Merge, OfAll
 from holdfast._missing_ranks import MissingRanks
 from holdfast._network import NetworkBusy
@@ -69,8 +69,8 @@ class Checkpointer:
     torch.distributed need not be initialised, and no method here is a collective.
 
     `overlap`: copy the parameters and state of the optimizers in the state while the next forward and backward pass runs. Their
-    `step()` waits until the copy is done. For that each optimizer gets a hook, and the hook must have run once before the copy
-    may overlap: pass the optimizers to `restore` before the loop, also at a first start. Everything else is copied before
+    `step()` waits until the copy is done. A hook of torch's for all optimizers sees to that, and must have run once before the
+    copy may overlap: pass the optimizers to `restore` before the loop, also at a first start. Everything else is copied before
     `save` returns. With False everything is.
     `allow_pickle`: pickle values that are not JSON, and unpickle them in `restore`. A checkpoint that you read can then run any
     code.
@@ -162,10 +162,9 @@ class Checkpointer:
         self._last_step: int | None = None  # the first that `preempted` has called the last one
         self._has_saved = False
         self._overlap = overlap
-        self._fences = Fences(_before_change(self), overlap=overlap)
+        self._fences = _fences.Fences(overlap=overlap)
+        self._closed = False
         self.last_restored: _core.Restored | None = None
-        # Of one that is dropped, too, no optimizer keeps a hook.
-        weakref.finalize(self, self._fences.remove).atexit = False
         _made.add(self)
 
     # ---- saving ----
@@ -238,6 +237,7 @@ class Checkpointer:
                 raise
             return _failed(step, error)
         try:
+            self._check_open(f"save step {step}")
             handle = self._started(step, flat, tensors, wait_for_room)
         except Exception as error:
             return _failed(step, error)
@@ -257,7 +257,7 @@ class Checkpointer:
         with _held.alone(self._shared, f"step {step}", _held.PATIENCE_S):
             # In one expression: an interrupt finds either the save, which waits for its copy when it goes, or the handle,
             # which lets go of the save before it does of the tensors.
-            return Handle(
+            handle = Handle(
                 step,
                 self._shared.core.save(
                     step,
@@ -274,6 +274,8 @@ class Checkpointer:
                 flat.fenced_devices,
                 at_once=flat.copies and len(flat.copy_first) == len(flat.specs),
             )
+            _fences.add(handle)
+            return handle
 
     def _taken_apart(
         self, what: str, state: Mapping[str, Any], fences: Callable[[Any], bool]
@@ -296,6 +298,12 @@ class Checkpointer:
             tensors = tensor_list(flat.specs)
             self._layout = (flat.specs, tensors)
         return flat, tensors
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise RefusedError(
+                f"{what} of job {self.job!r}: this Checkpointer was closed. Make another one: holdfast.Checkpointer({self.job!r})"
+            )
 
     def fence(self, optimizer: Any) -> None:
         """Copy this optimizer's parameters and state beside the loop, though the state does not show it.
@@ -499,6 +507,7 @@ class Checkpointer:
             raise InvalidArgumentError(
                 f"restore: a state is a dictionary of what is to be filled, not a {type(state).__name__}"
             )
+        self._check_open("restore")
         self.wait_snapshot()
         step = None if step is None else _jobs.unsigned("restore", "step", step)
         attempt = _jobs.unsigned("restore", "attempt", attempt)
@@ -507,6 +516,7 @@ class Checkpointer:
             raise InvalidArgumentError(f"restore: attempt {attempt} of which step? Name it: step=…")
         for path, each in found_in(state):
             refuse_fsdp1(path, each)
+            refuse_lbfgs(path, each)
             if is_optimizer(each):
                 self._fences.watch(each)
         if progress is not None and not callable(progress):
@@ -517,7 +527,8 @@ class Checkpointer:
         renamed = _renaming(rename)
         wanted: Wanted | None = None
         old_ranks: dict[tuple[int, int], OldRanks] = {}
-        fresh = FreshStates()
+        with _fences.no_training():
+            fresh = FreshStates(state)
         looks = _fresh.Looks(self._shared)
         until = time.monotonic() + timeout
 
@@ -579,7 +590,7 @@ class Checkpointer:
             self._shared.has_begun = self._shared.has_a_step = True
         assert wanted is not None
         try:
-            with self._fences.no_training():
+            with _fences.no_training():
                 wanted.finish()
         except BaseException as error:
             self._note_half_restored(state, error)
@@ -647,6 +658,7 @@ class Checkpointer:
         Where memory is in use now, fewer slots are ready than wanted: that is no error, and the saves ask for the rest.
         A state that no save could take raises what the first save would: NoRoomError where it is larger than all slots may be.
         """
+        self._check_open("prepare")
         timeout = _jobs.seconds("prepare", "timeout", timeout)
         optimizers = [each for _, each in found_in(state) if is_optimizer(each)]
         for each in optimizers:
@@ -696,7 +708,7 @@ class Checkpointer:
 
     def _close(self, timeout: float) -> None:
         self.wait_snapshot()
-        self._fences.remove()
+        self._closed = True
         if self._watches_signals:
             self._watches_signals = False
             _preemption.unwatch(self)
@@ -786,18 +798,6 @@ def _failed(step: int, error: Exception) -> Handle:
         error = InternalError(f"save step {step}: the state: {type(cause).__name__}: {cause}")
         error.__cause__ = cause
     return Handle(step, None, None, error, set())
-
-
-def _before_change(checkpointer: Checkpointer) -> Callable[[], None]:
-    """What an optimizer calls that is about to change what was saved; it keeps no Checkpointer."""
-    this = weakref.ref(checkpointer)
-
-    def wait() -> None:
-        alive = this()
-        if alive is not None and alive._handle is not None:
-            alive._handle._before_change()
-
-    return wait
 
 
 def tensor_list(specs: list[Spec]) -> _core.TensorList:

@@ -2,6 +2,9 @@
 
 How state that is not shaped like its parameter (factored, layer-wise) is sharded only the optimizer knows. So it makes it: by one
 step with gradients and a learning rate of zero, as torch.distributed.checkpoint has it.
+
+Such a step may communicate, so all ranks make it or none: before the restore begins, whatever was saved. A rank that finds later
+that its state does not fit has made it, too.
 """
 
 from __future__ import annotations
@@ -13,13 +16,24 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from holdfast._core import TensorInfo
-from holdfast._described import plain_types, torch_module
+from holdfast._described import torch_module
 from holdfast._errors import HoldfastError, InvalidArgumentError
-from holdfast._optimizers import held_by, is_optimizer
-from holdfast._state import is_tensor, join
+from holdfast._optimizers import (
+    held_by,
+    is_optimizer,
+    reads_plainly,
+    stepped_by,
+    unwrapped_optimizer,
+)
+from holdfast._part import PARTS
+from holdfast._state import is_module, is_stateful, is_tensor, join
 
 _log = logging.getLogger("holdfast")
+
+# Of torch.optim: a tensor of their state is one number, or like its parameter. (Not so Adafactor's and LBFGS's.)
+_LIKE_PARAMETERS = frozenset(
+    "ASGD Adadelta Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD SparseAdam".split()
+)
 
 
 def _is_dtensor(value: Any) -> bool:
@@ -33,35 +47,70 @@ def _parameters(optimizers: list[Any]) -> list[Any]:
     return list({id(each): each for each in every}.values())
 
 
-class FreshStates:
-    """Of one restore, however many copies it tries: such a step may communicate, and so each rank must make it exactly once.
+def _needs_no_step(optimizer: Any) -> bool:
+    """Whether its state can be made of the parameters and of what was saved: known by its class, and so on all ranks alike."""
+    kind = type(optimizer)
+    of_torch = getattr(torch_module().optim, kind.__name__, None) is kind
+    return reads_plainly(optimizer) and (
+        (of_torch and kind.__name__ in _LIKE_PARAMETERS)
+        # Those of torchao, whose state is quantized: a first step would be compiled.
+        or any(
+            each.__name__ == "_AdamBase" and each.__module__.startswith("torchao.")
+            for each in kind.__mro__
+        )
+    )
 
-    fresh = FreshStates()
+
+def _asked(state: Any) -> Iterator[Any]:
+    """The optimizers in a state whose place for what was saved only they can say, or an object that has them."""
+    if is_tensor(state) or is_module(state) or isinstance(state, PARTS):
+        return
+    state = unwrapped_optimizer(state)
+    if is_optimizer(state):
+        if reads_plainly(state):
+            yield from (each for each in stepped_by(state) if not _needs_no_step(each))
+        else:
+            yield from held_by(state)
+    elif type(state) in (dict, list, tuple) or (
+        isinstance(state, Mapping) and not is_stateful(state)
+    ):
+        for each in state.values() if isinstance(state, Mapping) else state:
+            yield from _asked(each)
+    elif is_stateful(state):
+        yield from held_by(state)
+
+
+class FreshStates:
+    """Of one restore, however many copies it tries. Made before it begins, on all ranks.
+
+    fresh = FreshStates({"model": model, "optim": optim})
     fresh.of(optim)[parameter]["row_var"]     # made as the optimizer makes it; `optim` itself is as it was
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: Any) -> None:
         self._made: dict[int, tuple[Any, dict[Any, Any]]] = {}
         self._errors: dict[int, str] = {}
+        if torch_module() is not None:
+            self._make(list({id(each): each for each in _asked(state)}.values()))
 
     def of(self, optimizer: Any) -> dict[Any, Any]:
-        """{} where it has a state, no DTensor, or cannot make a step."""
-        self._make([optimizer])
-        return self._made[id(optimizer)][1]
+        """{} where it has a state, no DTensor, needs no step, or cannot make one."""
+        made: dict[Any, Any] = {}
+        for each in stepped_by(optimizer):
+            made.update(self._made.get(id(each), (each, {}))[1])
+        return made
 
     def why_not(self, optimizer: Any) -> str:
-        return self._errors.get(id(optimizer), "")
+        return next(filter(None, map(self._errors.get, map(id, stepped_by(optimizer)))), "")
 
     def shown(self, target: Any) -> Callable[[], Any]:
         """What its state_dict() shows once the optimizers within it have a state; None if it fails."""
 
         @functools.cache
         def state() -> Any:
-            optimizers = held_by(target)
-            self._make(optimizers)
-            filled = [each for each in optimizers if not each.state]
+            filled = [each for each in held_by(target) if not each.state]
             for each in filled:
-                each.state.update(self._made[id(each)][1])
+                each.state.update(self.of(each))
             try:
                 return target.state_dict()
             except Exception:  # it has none yet, perhaps
@@ -73,22 +122,19 @@ class FreshStates:
         return state
 
     def _make(self, optimizers: list[Any]) -> None:
-        new = [each for each in optimizers if id(each) not in self._made]
-        parameters = _parameters(new)
         fresh = [
-            each for each in new if not each.state and any(map(_is_dtensor, _parameters([each])))
+            each
+            for each in optimizers
+            if not each.state and any(map(_is_dtensor, _parameters([each])))
         ]
-        if any(each.device.type == "meta" for each in parameters):
-            fresh = []  # where they are restored it is said that they have no memory
-        if fresh:
-            # (It may communicate. Where a rank failed before it came here, the others wait for it in vain.)
-            _log.info(
-                "restore: %d optimizers make their state by a step without gradients, which waits for all ranks: if one of them "
-                "failed before, end this process",
-                len(fresh),
-            )
+        # (Where parameters on the meta device are restored it is said that they have no memory.)
+        if not fresh or any(each.device.type == "meta" for each in _parameters(fresh)):
+            return
+        _log.info(
+            "restore: %d optimizers make their state, by a step without gradients", len(fresh)
+        )
         try:
-            with _unchanged(fresh) if fresh else contextlib.nullcontext():
+            with _unchanged(fresh):
                 for each in fresh:
                     try:
                         if not each.state:  # else the step of one around it has made it
@@ -96,8 +142,8 @@ class FreshStates:
                     except Exception as error:
                         each.state.clear()
                         self._errors[id(each)] = f"{type(error).__name__}: {error}"
-            for each in new:
-                self._made[id(each)] = each, dict(each.state) if each in fresh else {}
+                for each in fresh:
+                    self._made[id(each)] = each, dict(each.state)
         finally:
             for each in fresh:
                 each.state.clear()
@@ -113,52 +159,33 @@ def _step(optimizer: Any) -> None:
 
 @contextlib.contextmanager
 def _unchanged(optimizers: list[Any]) -> Iterator[None]:
-    """With gradients and learning rates of zero; afterwards parameters, gradients, groups and random states are as before."""
+    """With gradients and learning rates of zero; afterwards parameters, gradients, groups, attributes and random states are as
+    before."""
     torch = torch_module()
     parameters = _parameters(optimizers)
     before = [each.detach().clone() for each in parameters]
     gradients = [each.grad for each in parameters]
     groups = [(group, dict(group)) for one in optimizers for group in one.param_groups]
+    attributes = [(vars(one), dict(vars(one))) for one in optimizers]
     devices = sorted({each.device.index for each in parameters if each.device.type == "cuda"})
     with torch.random.fork_rng(devices), torch.no_grad():
         try:
             for each in parameters:
                 each.grad = torch.zeros_like(each) if each.requires_grad else None
-            for group, _ in groups:
+            for group, values in groups:
+                group.update(
+                    (key, value.clone()) for key, value in values.items() if is_tensor(value)
+                )
                 if "lr" in group:
                     group["lr"] = torch.zeros_like(group["lr"]) if is_tensor(group["lr"]) else 0.0
             yield
         finally:
-            for group, values in groups:
-                group.clear()
-                group.update(values)
+            for now, values in groups + attributes:
+                now.clear()
+                now.update(values)
             for each, value, gradient in zip(parameters, before, gradients, strict=True):
                 each.grad = gradient
                 each.copy_(value)
-
-
-def is_laid_out(
-    node: dict[str, Any], saved: Mapping[str, TensorInfo], parameters: Mapping[str, Any], path: str
-) -> bool:
-    """Whether an optimizer's saved state can be placed without asking it: each entry of a DTensor is one number, or is shaped as
-    the DTensor is. The answer is the same on all ranks, also on those that have no element of some parameters."""
-    if plain_types().issuperset(map(type, parameters.values())):
-        return True
-    for kind in node["states"]:
-        for name in kind["params"]:
-            if not _is_dtensor(parameters.get(name)):
-                continue
-            for key in kind["keys"]:
-                full = f"{path}.state.{name}.{key}"
-                entry = node["rest"].get(name, {}).get(key, {"tensor": full})
-                if "list" in entry or "tuple" in entry or "dict" in entry:
-                    return False  # of tensors: else it would be one value
-                shape: Any = entry.get("absent")
-                if "tensor" in entry and entry["tensor"] in saved:
-                    shape = saved[entry["tensor"]].shape
-                if shape and tuple(shape) != tuple(parameters[name].shape):
-                    return False
-    return True
 
 
 def check_plain(parameter: Any, shape: tuple[int, ...], path: str, why_not: str) -> None:

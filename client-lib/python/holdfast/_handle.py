@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 from holdfast import _core
@@ -50,14 +51,17 @@ class Handle:
         devices: set[int],
         *,
         at_once: bool = False,
+        changes: Callable[[], object] | None = None,
     ) -> None:
-        """`at_once`: everything is copied before save() returns, and no step() will find out that it is."""
+        """`at_once`: everything is copied before save() returns, and no step() will find out that it is.
+        `changes`: called before an optimizer changes what was saved."""
         self.step = step
         self._save = save
         self._keep = keep  # the tensors: nobody else may get their memory before the snapshot
         self._error = error
         self._devices = devices
         self._at_once = at_once
+        self._changes = changes
 
     def wait(self, stage: Stage = "sealed", timeout: float | None = None) -> None:
         """Returns when the save has come that far: "snapshot" (the tensors may change), "sealed" (a crash of this process
@@ -105,6 +109,11 @@ class Handle:
     def _before_change(self) -> None:
         """By an optimizer that is about to change what is being copied: on devices its work is put behind the copy, and what
         is in this process's memory has been copied by then."""
+        self._wait_before_change()
+        if self._changes is not None:
+            self._changes()
+
+    def _wait_before_change(self) -> None:
         if self._save is None or self.done("snapshot"):
             return
         if self._devices:

@@ -58,12 +58,26 @@ def contained(value: Any) -> list[Any]:
     return []
 
 
+def parts_of_merged(value: Any) -> list[Any]:
+    """The optimizers of which `holdfast.merged` made one; [] if it did not."""
+    return list(getattr(value, "merged_optimizers", ()))
+
+
+def assign_state(optimizer: Any, state: dict[Any, dict[str, Any]]) -> None:
+    """`state`: of all parameters."""
+    for each in parts_of_merged(optimizer) or [optimizer]:
+        own = {id(parameter) for group in each.param_groups for parameter in group["params"]}
+        each.state.clear()
+        each.state.update((key, value) for key, value in state.items() if id(key) in own)
+
+
 def stepped_by(value: Any) -> Iterator[Any]:
     """The optimizers whose step() changes what it has: those that wrappers and containers have inside, else itself."""
     value = unwrapped_optimizer(value)
-    for each in value if isinstance(value, list) else contained(value):
+    inside = value if isinstance(value, list) else contained(value) or parts_of_merged(value)
+    for each in inside:
         yield from stepped_by(each)
-    if is_optimizer(value) and not contained(value):
+    if is_optimizer(value) and not inside:
         yield value
 
 
@@ -88,6 +102,7 @@ def held_by(value: Any) -> list[Any]:
         and hasattr(each, "param_groups")
         and _accelerated(each) is None
         and not contained(each)
+        and not parts_of_merged(each)
     ]
 
 

@@ -17,15 +17,10 @@ from holdfast._arrays import array_dtype, is_array, numpy_dtype
 from holdfast._core import TensorInfo
 from holdfast._described import Spec, is_subclass, torch_module
 from holdfast._errors import CorruptError, InvalidArgumentError, RefusedError, not_in_shard
-from holdfast._fresh_states import (
-    FreshStates,
-    check_no_whole,
-    check_plain,
-    is_laid_out,
-    load_into,
-)
+from holdfast._fresh_states import FreshStates, check_no_whole, check_plain, load_into
 from holdfast._merged import AS_VALUE, DIFFERS, Merge, OfAll, refusal
 from holdfast._optimizers import (
+    assign_state,
     by_position,
     is_optimizer,
     reads_plainly,
@@ -112,7 +107,7 @@ def holds_tensors(value: Any) -> bool:
 class Wanted:
     """What a state wants of a shard, and where to. Made anew for each copy that is tried.
 
-    wanted = Wanted(state, saved, objects, strict=True, allow_pickle=False)
+    wanted = Wanted(state, saved, objects, strict=True, allow_pickle=False, fresh=FreshStates(state))
     # load wanted.specs to wanted.addresses
     wanted.finish()
     """
@@ -130,7 +125,7 @@ class Wanted:
         of_all: OfAll | None = None,
         merge: Mapping[str, Merge] | None = None,
         values_of: Callable[[OfAll, str], list[Any]] | None = None,
-        fresh: FreshStates | None = None,
+        fresh: FreshStates,
     ) -> None:
         """`of_all`: what all old ranks saved is looked at, not this rank's own alone: `saved` are whole tensors then.
         `values_of(of_all, path)`: what each of them had there, for those that `merge` names."""
@@ -141,7 +136,7 @@ class Wanted:
         # (As many ranks as saved: each has its own, and nobody is asked.)
         self._merge = dict(merge or {}) if of_all is not None and not objects else {}
         self._values_of = values_of
-        self._fresh = fresh or FreshStates()
+        self._fresh = fresh
         self._differing = set() if of_all is None else of_all.differing(objects)
         self._new_on: Any = "cpu"  # where tensors are made for which there is no place
         self._allow_pickle = allow_pickle
@@ -854,21 +849,19 @@ class Wanted:
         for number, (saved, group) in enumerate(groups):
             for key, field in saved["fields"]:
                 full = f"{path}.groups.{number}.{key}"
-                if key in group:
-                    self._into(field, group, key, full)
-                else:
-                    value = self._make(field, full)
-                    self._at_the_end.append(functools.partial(group.__setitem__, key, value))
+                for each in getattr(group, "groups", (group,)):  # of merged optimizers
+                    if key in each:
+                        self._into(field, each, key, full)
+                    else:
+                        value = self._make(field, full)
+                        self._at_the_end.append(functools.partial(each.__setitem__, key, value))
         parameters = {
             names[id(parameter)]: (parameter, group)
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
         states: dict[Any, dict[str, Any]] = {}
-        by_name = {name: parameter for name, (parameter, _) in parameters.items()}
-        there = optimizer.state
-        if not there and not is_laid_out(node, self._saved, by_name, path):
-            there = self._fresh.of(optimizer)
+        there = optimizer.state or self._fresh.of(optimizer)
         why_not = self._fresh.why_not(optimizer)
         for kind in node["states"]:
             for name in kind["params"]:
@@ -889,12 +882,7 @@ class Wanted:
                     )
                     for key in kind["keys"]
                 }
-
-        def put() -> None:
-            optimizer.state.clear()
-            optimizer.state.update(states)
-
-        self._at_the_end.append(put)
+        self._at_the_end.append(functools.partial(assign_state, optimizer, states))
 
     def _entry(
         self, node: dict[str, Any], has: Any, parameter: Any, on_host: bool, path: str, why_not: str

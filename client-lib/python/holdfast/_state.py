@@ -22,7 +22,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import json
-import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -40,7 +39,9 @@ from holdfast._described import (
     torch_module,
 )
 from holdfast._errors import InvalidArgumentError
+from holdfast._fences import memory_of
 from holdfast._fsdp1 import refuse_fsdp1
+from holdfast._lbfgs import refuse_lbfgs
 from holdfast._optimizers import is_optimizer, reads_plainly, stepped_by, unwrapped_optimizer
 from holdfast._part import PARTS, Part
 from holdfast._range import Range
@@ -141,9 +142,6 @@ def found_in(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
                 yield from found_in(value, join(path, key))
     elif is_stateful(state):
         yield from ((path, each) for each in stepped_by(state))
-
-
-_NBYTES = operator.attrgetter("nbytes")
 
 
 class Parameters:
@@ -307,10 +305,11 @@ class Flattener:
         if self._before is None:
             for path, value in found:
                 refuse_fsdp1(path, value)
+                refuse_lbfgs(path, value)
         self._parameters = Parameters(found)
         for optimizer in dict.fromkeys((*self._parameters.optimizers, *self._beside)):
             if self._fences(optimizer):
-                self._fence(optimizer)
+                self._fenced.update(memory_of(optimizer))
         tree = self._node(state, "")
         if self._tensors:
             self._add_tensors()
@@ -339,20 +338,6 @@ class Flattener:
         first = set(self._flat.copy_first)
         first.update(i for i, spec in enumerate(self._flat.specs) if spec[5] < 0)
         self._flat.copy_first = sorted(first)
-
-    def _fence(self, optimizer: Any) -> None:
-        values = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for state in optimizer.state.values():
-            if isinstance(state, Mapping):
-                values += state.values()
-        if not plain_types().issuperset(map(type, values)):
-            values = local_parts([value for value in values if is_tensor(value)])
-            values = list(_subclasses.plain_tensors(values))
-        try:
-            addresses = list(map(torch_module().Tensor.data_ptr, values))
-        except (RuntimeError, ValueError):
-            return  # one of them has no memory: where it is described it is said which
-        self._fenced.update(zip(addresses, map(_NBYTES, values), strict=True))
 
     # ---- nodes ----
 

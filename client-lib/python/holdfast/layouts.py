@@ -76,14 +76,18 @@ def parts(module: Any, rule: Rule, *, name: Callable[[str], str] = str) -> dict[
 def merged(parts: Sequence[Any]) -> Any:
     """The modules that one rank of a pipeline has, as one entry of a state: with interleaved schedules a rank has several.
 
-        ckpt.save(step, {"model": holdfast.merged(model_parts), "optim": optim})
+        ckpt.save(step, {"model": holdfast.merged(model_parts), "optim": holdfast.merged(optimizers)})
 
     Tensors are called as in their modules, "model.layers.7.weight", so their places in the list do not matter:
-    another schedule or number of stages finds them. Put the optimizer of their parameters into the state beside it.
+    another schedule or number of stages finds them. Put the optimizer of their parameters into the state beside it. Several
+    optimizers, one of each module, are merged likewise: into one whose groups have the parameters of all. So they have equally
+    many groups, with the same values.
     """
-    from holdfast._stages import Merged
+    from holdfast._optimizers import is_optimizer
+    from holdfast._stages import Merged, MergedOptimizer
 
-    return Merged(parts)
+    parts = list(parts)
+    return MergedOptimizer(parts) if parts and all(map(is_optimizer, parts)) else Merged(parts)
 
 
 def _whole(tensor: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from holdfast import _core, _environment, _held
+from holdfast import _core, _environment, _fences, _held
 from holdfast._daemon import ensure_daemon
 from holdfast._errors import (
     CorruptError,
@@ -38,7 +38,7 @@ from holdfast._jobs import (
     unsigned,
 )
 from holdfast._policy import Policy, as_core
-from holdfast.dcp import _fences, _items
+from holdfast.dcp import _items
 from holdfast.dcp._checkpoint_id import names_step
 from holdfast.dcp._layout import Source, Stored, stored
 

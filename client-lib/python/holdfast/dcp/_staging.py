@@ -22,7 +22,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from holdfast import _core, _fresh, _held, _objects
+from holdfast import _core, _fences, _fresh, _held, _objects
 from holdfast._errors import InvalidArgumentError, RefusedError
 from holdfast._handle import Handle, streams_of
 from holdfast._held import HeldSave
@@ -38,7 +38,7 @@ from holdfast._torch_types import (
     is_dtensor,
     tensors_over,
 )
-from holdfast.dcp import _fences, _items
+from holdfast.dcp import _items
 from holdfast.dcp._layout import (
     MAPPINGS,
     Slice,
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 # that is being called.
 _announced: dict[str, weakref.ref[Writer]] = {}
 _announced_lock = threading.Lock()
+
+
+_fences_of: weakref.WeakKeyDictionary[SharedJob, _fences.Fences] = weakref.WeakKeyDictionary()
 
 
 def announce(writer: Writer) -> None:
@@ -493,17 +496,14 @@ class Staging:
         self._leaves = leaves
         self._objects = objects
         self._allow_pickle = allow_pickle
-        self._handle = Handle(held.step, held.save, None, None, layout.devices)
         self._unchanged = Unchanged([(layout.slices[i].name, sources[i]) for i in overlapped])
-
-    def before_change(self) -> None:
-        """By an optimizer that is about to make a step."""
-        self._handle._before_change()
-        self._unchanged.look()
+        self.handle = Handle(
+            held.step, held.save, None, None, layout.devices, changes=self._unchanged.look
+        )
 
     def wait(self, timeout: float) -> None:
         """Returns when the loop may change the state: it has been copied, or will not be."""
-        self._handle.wait_snapshot(timeout)
+        self.handle.wait_snapshot(timeout)
         self._unchanged.look()
 
     def finish(self, timeout: float) -> Staged:
@@ -606,7 +606,7 @@ def stage(
         _outline(outline, state_dict, iter(flat), places)
         sources = pieces.sources
         addresses = list(map(torch.Tensor.data_ptr, sources))
-        fenced = _fences.Fences.of(shared).addresses()
+        fenced = _fences_of.setdefault(shared, _fences.Fences()).held()
         overlapped: list[int] = []
         first: list[int] = []
         # A step() lets its device wait for the copy, not this process: what lies in host memory is copied first.
@@ -645,7 +645,7 @@ def stage(
         staging = Staging(
             held, layout, sources, overlapped, leaves, objects, (outline, places), allow_pickle
         )
-        _fences.add(staging)
+        _fences.add(staging.handle)
         if overlapped:
             held.save.wait_first(timeout)
         else:
@@ -660,7 +660,6 @@ def _after_fork() -> None:
     """Threads of the parent may hold its lock for ever."""
     global _announced_lock
     _announced_lock = threading.Lock()
-    _fences.forget_all()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from holdfast import _core, _fresh, _held
+from holdfast import _core, _fences, _fresh, _held
 from holdfast._daemon import ensure_daemon
 from holdfast._errors import InvalidArgumentError, RefusedError
 from holdfast._handle import streams_of
@@ -25,7 +25,7 @@ from holdfast._held import HeldSave
 from holdfast._jobs import SharedJob, job_for, job_name, open_job, seconds, unsigned
 from holdfast._policy import Policy, as_core
 from holdfast._torch_types import dense, device_ordinal, dtype_name
-from holdfast.dcp import _fences, _items, _staging
+from holdfast.dcp import _items, _staging
 from holdfast.dcp._checkpoint_id import names_step
 from holdfast.dcp._layout import (
     MAPPINGS,
