@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from holdfast import _core, _daemon, _held, _jobs, _preemption
+from holdfast._collection import no_collection
 from holdfast._described import Described, Spec, torch_module
 from holdfast._errors import (
     DeadlineExceededError,
@@ -503,20 +504,21 @@ class Checkpointer:
             of_all: _core.SavedByAll | None,
         ) -> tuple[_core.TensorList, list[int]]:
             nonlocal wanted
-            wanted = Wanted(
-                state,
-                saved,
-                objects,
-                strict=strict,
-                allow_pickle=self._allow_pickle,
-                convert=convert,
-                rename=renamed,
-                of_all=None if of_all is None else OfAll(*of_all),
-                merge=merge,
-                values_of=lambda known, path: self._values_of(known, path, old_ranks, until),
-                fresh=fresh,
-            )
-            return tensor_list(wanted.specs), wanted.addresses
+            with no_collection():
+                wanted = Wanted(
+                    state,
+                    saved,
+                    objects,
+                    strict=strict,
+                    allow_pickle=self._allow_pickle,
+                    convert=convert,
+                    rename=renamed,
+                    of_all=None if of_all is None else OfAll(*of_all),
+                    merge=merge,
+                    values_of=lambda known, path: self._values_of(known, path, old_ranks, until),
+                    fresh=fresh,
+                )
+                return tensor_list(wanted.specs), wanted.addresses
 
         devices = devices_of(state)
         ranks = MissingRanks(self.job, self._shared.socket, self.rank, self.world_size)
@@ -549,7 +551,7 @@ class Checkpointer:
             self._shared.has_begun = self._shared.has_a_step = True
         assert wanted is not None
         try:
-            with self._fences.no_training():
+            with self._fences.no_training(), no_collection():
                 wanted.finish()
         except BaseException as error:
             self._note_half_restored(state, error)
