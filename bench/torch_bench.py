@@ -1,8 +1,12 @@
 """scripts/bench torch: what a save costs a PyTorch loop, and a restore, beside what torch itself has for it.
 
 Every round measures, one after the other on the same state: the plain copies, which are the ceiling; Checkpointer overlapped
-and blocking; holdfast.dcp; torch.save with fsync; torch's dcp.save and dcp.async_save. "blocked" is how long the loop stands
-still, "durable" how long until the step is on the drive (for Holdfast: stage "nvme"), both from the call.
+and blocking; holdfast.dcp; torch.save with fsync; torch's dcp.save, dcp.async_save, and that with DCP's asynchronous staging.
+"blocked" is how long the loop stands still, "durable" how long until the step is on the drive (for Holdfast: stage "nvme"), both
+from the call.
+
+Then states of many tensors, saved and restored by Checkpointer in turns with the plain copies; and how much is copied before `save`
+returns where AdamW is wrapped by accelerate or torchtitan (wrapped_optimizers.py).
 """
 
 from __future__ import annotations
@@ -32,13 +36,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
+import wrapped_optimizers
 from report import Row, print_report
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import holdfast
 import holdfast.dcp as holdfast_dcp
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULT = ROOT / "build/torch_bench.json"
+FRAMEWORKS = ROOT / "build/frameworks"  # scripts/bench fetches them
 MIB, GIB = 1 << 20, 1 << 30
 DEADLINE_S = 600.0
 SLOTS = 2  # of each of the two jobs: every save waits until the one before is on the drive
@@ -47,8 +54,12 @@ SLOT_EXTRA_BYTES = 64 * MIB
 OVERLAP_BAR_MS, OVERLAP_BAR_MS_PER_TENSOR = 5.0, 0.005
 OVERLAP_GOAL_MS, OVERLAP_GOAL_MS_PER_TENSOR = 2.0, 0.001
 COPY_BAR, COPY_GOAL = 0.80, 0.95
+RESTORE_BAR = 0.85
+DCP_BAR = 1.5  # times as long as Checkpointer keeps the loop
+MANY_SAVE_BAR, MANY_RESTORE_BAR = 9.0, 26.0  # times as long as the plain copy takes
 
 OVERLAPPED, BLOCKING = "Checkpointer, overlapped", "Checkpointer, blocking"
+OURS_ASYNC, THEIRS_ASYNC = "holdfast.dcp, dcp.async_save", "dcp.async_save, staged beside the loop"
 
 
 # ---- what is told ----
@@ -61,8 +72,28 @@ def seconds_row(name: str, seconds: list[float], note: str = "") -> Row:
     return Row(name, "ms", value, 0.0, value, min(ms), max(ms), higher_is_better=False, note=note)
 
 
+def times_row(
+    name: str, seconds: list[float], than: list[float], bar: float = 0.0, note: str = ""
+) -> Row:
+    """How many times as long as something else in the same round."""
+    ratios = [each / other for each, other in zip(seconds, than, strict=True)]
+    return Row(
+        name,
+        "ms",
+        statistics.median(seconds) * 1e3,
+        statistics.median(than) * 1e3,
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        bar,
+        bar,
+        higher_is_better=False,
+        note=note,
+    )
+
+
 def rate_row(
-    name: str, nbytes: int, seconds: list[float], ceiling: list[float], bar: bool, note: str
+    name: str, nbytes: int, seconds: list[float], ceiling: list[float], bar: float, note: str
 ) -> Row:
     ratios = [top / each for top, each in zip(ceiling, seconds, strict=True)]
     return Row(
@@ -73,7 +104,7 @@ def rate_row(
         statistics.median(ratios),
         min(ratios),
         max(ratios),
-        COPY_BAR if bar else 0.0,
+        bar,
         COPY_GOAL if bar else 0.0,
         note=note,
     )
@@ -146,13 +177,18 @@ def large(gib: float) -> State:
     return State(f"{gib:g} GiB", model, optim, is_large=True)
 
 
-def small(count: int) -> State:
+def small(count: int, kib: float = 1) -> State:
+    elements = round(kib * 256)
     layers = [
-        torch.nn.ParameterList(torch.randn(256) for _ in range(100)) for _ in range(count // 100)
+        torch.nn.ParameterList(torch.randn(elements) for _ in range(100))
+        for _ in range(count // 100)
     ]
     model = torch.nn.ModuleList(layers)
     return State(
-        f"{count:,} x 1 KiB", model, torch.optim.SGD(model.parameters(), lr=0.1), is_large=False
+        f"{count:,} x {kib:g} KiB",
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        is_large=False,
     )
 
 
@@ -292,9 +328,20 @@ class Bench:
             on_error="raise",
         )
         self.checkpointer.prepare(state.holdfast, DEADLINE_S)
-        self.stepped: list[
-            float
-        ] = []  # seconds that step() waited, right behind an overlapped save
+        # By way, right behind a save beside the loop: seconds until step() has returned, or may be called.
+        self.stepped: dict[str, list[float]] = {
+            name: [] for name in (OVERLAPPED, OURS_ASYNC, THEIRS_ASYNC)
+        }
+        # (Nothing here is on a device: pinned memory and copies on streams are for those.)
+        on_device = torch.cuda.is_available()
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=on_device,
+                use_shared_memory=False,
+                use_async_staging=True,
+                use_non_blocking_copy=on_device,
+            )
+        )
         self.ways: dict[str, Callable[[], tuple[float, float]]] = {
             OVERLAPPED: lambda: self._checkpointer(None),
             BLOCKING: lambda: self._checkpointer("snapshot"),
@@ -302,7 +349,8 @@ class Bench:
             "dcp.save": self._dcp_save,
             "dcp.async_save": self._dcp_async_save,
             "holdfast.dcp, dcp.save": self._holdfast_dcp_save,
-            "holdfast.dcp, dcp.async_save": self._holdfast_dcp_async_save,
+            OURS_ASYNC: self._holdfast_dcp_async_save,
+            THEIRS_ASYNC: self._dcp_staged_save,
         }
         self.restores: dict[str, Callable[[], float]] = {
             "Checkpointer.restore": self._restore,
@@ -313,6 +361,7 @@ class Bench:
 
     def close(self) -> None:
         self.checkpointer.close()
+        self._stager.close()
 
     def _next(self) -> int:
         self._step += 1
@@ -325,7 +374,7 @@ class Bench:
         blocked = time.perf_counter() - began
         if wait is None:
             self._state.optim.step()
-            self.stepped.append(time.perf_counter() - began - blocked)
+            self.stepped[OVERLAPPED].append(time.perf_counter() - began - blocked)
         handle.wait("nvme", DEADLINE_S)
         return blocked, time.perf_counter() - began
 
@@ -348,10 +397,13 @@ class Bench:
         return blocked, time.perf_counter() - began
 
     def _holdfast_dcp_async_save(self) -> tuple[float, float]:
+        self._state.optim.step()
         began = time.perf_counter()
         writer = self._writer()
         future = torch_dcp.async_save(self._state.torch, storage_writer=writer)
         blocked = time.perf_counter() - began
+        self._state.optim.step()
+        self.stepped[OURS_ASYNC].append(time.perf_counter() - began - blocked)
         future.result()
         writer.wait("nvme", DEADLINE_S)
         return blocked, time.perf_counter() - began
@@ -383,6 +435,22 @@ class Bench:
         )
         blocked = time.perf_counter() - began
         future.result()
+        return blocked, time.perf_counter() - began
+
+    def _dcp_staged_save(self) -> tuple[float, float]:
+        """As fast for the loop as DCP itself has it. It is the loop that waits before it calls step()."""
+        path = self._folder / "dcp"
+        shutil.rmtree(path, ignore_errors=True)
+        began = time.perf_counter()
+        saving: Any = torch_dcp.async_save(
+            self._state.torch,
+            storage_writer=torch_dcp.FileSystemWriter(path),
+            async_stager=self._stager,
+        )
+        blocked = time.perf_counter() - began
+        saving.staging_completion.result()
+        self.stepped[THEIRS_ASYNC].append(time.perf_counter() - began - blocked)
+        saving.upload_completion.result()
         return blocked, time.perf_counter() - began
 
     def _restore(self) -> float:
@@ -457,9 +525,35 @@ def measure(
             row.goal = OVERLAP_GOAL_MS + OVERLAP_GOAL_MS_PER_TENSOR * len(tensors)
             row.note = f"{len(tensors)} tensors"
         rows.append(row)
+    stepped = {name: waits[1:] for name, waits in bench.stepped.items()}
+    rows += [
+        seconds_row(f"{state.name}: until step() right behind it has run, {name}", waits)
+        for name, waits in stepped.items()
+    ]
     rows.append(
-        seconds_row(
-            f"{state.name}: step() right behind an overlapped save waits", bench.stepped[1:]
+        times_row(
+            f"{state.name}: blocked, holdfast.dcp / Checkpointer",
+            blocked[OURS_ASYNC],
+            blocked[OVERLAPPED],
+            DCP_BAR,
+        )
+    )
+    # Where tensors are many and small, DCP's staging thread takes the time from the loop after the call.
+    rows.append(
+        times_row(
+            f"{state.name}: blocked, holdfast.dcp / DCP's staging",
+            blocked[OURS_ASYNC],
+            blocked[THEIRS_ASYNC],
+            1.0 if state.is_large else 0.0,
+            "the call alone",
+        )
+    )
+    rows.append(
+        times_row(
+            f"{state.name}: and until step(), likewise",
+            [sum(both) for both in zip(blocked[OURS_ASYNC], stepped[OURS_ASYNC], strict=True)],
+            [sum(both) for both in zip(blocked[THEIRS_ASYNC], stepped[THEIRS_ASYNC], strict=True)],
+            1.0,
         )
     )
     rows += [seconds_row(f"{state.name}: durable, {name}", durable[name]) for name in bench.ways]
@@ -472,7 +566,7 @@ def measure(
             nbytes,
             blocked[BLOCKING],
             saving,
-            bar=state.is_large,
+            bar=COPY_BAR if state.is_large else 0.0,
             note=there,
         )
     )
@@ -482,11 +576,119 @@ def measure(
             nbytes,
             restored["Checkpointer.restore"],
             restoring,
-            bar=state.is_large,
+            bar=RESTORE_BAR if state.is_large else 0.0,
             note=back,
         )
     )
     return rows
+
+
+# ---- many tensors ----
+
+
+class Many:
+    """A state of Checkpointer's alone, beside its plain copies."""
+
+    def __init__(self, state: State, job: str, socket_path: str, threads: int) -> None:
+        self.state = state
+        self.tensors = len(state.tensors())
+        self.ceiling = Ceiling(state.tensors(), threads)
+        self.saved: list[float] = []
+        self.restored: list[float] = []
+        self._step = 0
+        self._checkpointer = holdfast.Checkpointer(
+            job,
+            rank=0,
+            world_size=1,
+            socket=socket_path,
+            copy_threads=threads,
+            on_error="raise",
+        )
+        self._checkpointer.reserve(state.holdfast, DEADLINE_S)
+        self._round()  # for nothing: slots are mapped, layouts made
+        self.saved.clear()
+        self.restored.clear()
+
+    def round(self) -> None:
+        self.ceiling.measure_saving()
+        self.ceiling.measure_restoring()
+        self._round()
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+    def _round(self) -> None:
+        self._step += 1
+        gc.collect()
+        began = time.perf_counter()
+        handle = self._checkpointer.save(self._step, self.state.holdfast, wait="snapshot")
+        self.saved.append(time.perf_counter() - began)
+        handle.wait("committed", DEADLINE_S)
+        gc.collect()
+        began = time.perf_counter()
+        self._checkpointer.restore(self.state.holdfast)
+        self.restored.append(time.perf_counter() - began)
+
+    def each(self) -> list[float]:
+        """Seconds that a restore took for each tensor."""
+        return [seconds / self.tensors for seconds in self.restored]
+
+    def rows(self, *, bar: bool) -> list[Row]:
+        name = self.state.name
+        there = self.ceiling.best(self.ceiling.saving)
+        back = self.ceiling.best(self.ceiling.restoring)
+        return [
+            times_row(
+                f"{name}: {BLOCKING}, times plain copy",
+                self.saved,
+                self.ceiling.saving[there],
+                MANY_SAVE_BAR if bar else 0.0,
+                there,
+            ),
+            times_row(
+                f"{name}: restore, times plain copy",
+                self.restored,
+                self.ceiling.restoring[back],
+                MANY_RESTORE_BAR if bar else 0.0,
+                back,
+            ),
+        ]
+
+
+def measure_many(
+    folder: pathlib.Path, threads: int, rounds: int, progress: Progress, max_gib: float
+) -> list[Row]:
+    """In turns: few and many tensors of one size, and of one state's."""
+    kib = min(48.0, max_gib * GIB / 20_000 / 1024)
+    states = [small(20_000, kib), small(200_000, kib / 10), small(20_000), small(200_000)]
+    nbytes = max(sum(each.nbytes for each in state.tensors()) for state in states)
+    slot_bytes = math.ceil(nbytes / (2 * MIB)) * 2 * MIB + 4 * SLOT_EXTRA_BYTES
+    with daemon(folder, 2 * slot_bytes) as socket_path:
+        every = [Many(state, f"many-{i}", socket_path, threads) for i, state in enumerate(states)]
+        for _ in range(rounds):
+            for many in every:
+                many.round()
+                progress.advance(many.state.name)
+        for many in every:
+            many.close()
+    few, same_state, few_small, same_size = every
+    return [
+        *few.rows(bar=True),
+        *few_small.rows(bar=False),
+        times_row(
+            "200,000 / 20,000 tensors: restore, each, same state",
+            same_state.each(),
+            few.each(),
+            1.0,
+            "of 1 tensor",
+        ),
+        times_row(
+            "200,000 / 20,000 tensors: restore, each, 1 KiB",
+            same_size.each(),
+            few_small.each(),
+            note="of 1 tensor",
+        ),
+    ]
 
 
 def main() -> int:
@@ -507,16 +709,29 @@ def main() -> int:
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     states = [lambda: large(min(2.0, options.max_gib)), lambda: small(20_000)]
-    progress = Progress(len(states) * options.rounds * 11)
+    progress = Progress(len(states) * options.rounds * 12 + 4 * options.rounds)
     rows = []
     for make in states:
         with tempfile.TemporaryDirectory(prefix="torch-bench-", dir=options.dir) as folder:
             rows += measure(make, pathlib.Path(folder), options.threads, options.rounds, progress)
         gc.collect()
+    with tempfile.TemporaryDirectory(prefix="torch-bench-", dir=options.dir) as folder:
+        rows += measure_many(
+            pathlib.Path(folder), options.threads, options.rounds, progress, options.max_gib
+        )
+    gc.collect()
+    with (
+        tempfile.TemporaryDirectory(prefix="torch-bench-", dir=options.dir) as folder,
+        daemon(pathlib.Path(folder), 256 * MIB) as socket_path,
+    ):
+        wrapped, missing = wrapped_optimizers.measure(FRAMEWORKS, socket_path)
+    rows += wrapped
     progress.end()
     RESULT.write_text(print_report("torch", rows, options.json))
+    for line in missing:
+        print(f"torch_bench: {line}", file=sys.stderr)
     dist.destroy_process_group()
-    return 0 if all(row.passes for row in rows) else 1
+    return 0 if not missing and all(row.passes for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from holdfast import _core, _daemon, _fences, _first_steps, _fresh, _held, _jobs, _preemption
+from holdfast._collection import no_collection
 from holdfast._described import Described, Spec, torch_module
 from holdfast._errors import (
     DeadlineExceededError,
@@ -540,20 +541,21 @@ class Checkpointer:
             nonlocal wanted
             every = None if of_all is None else OfAll(*of_all)
             looks.at(objects, every, step=step)
-            wanted = Wanted(
-                state,
-                saved,
-                objects,
-                strict=strict,
-                allow_pickle=self._allow_pickle,
-                convert=convert,
-                rename=renamed,
-                of_all=every,
-                merge=merge,
-                values_of=lambda known, path: self._values_of(known, path, old_ranks, until),
-                fresh=fresh,
-            )
-            return tensor_list(wanted.specs), wanted.addresses
+            with no_collection():
+                wanted = Wanted(
+                    state,
+                    saved,
+                    objects,
+                    strict=strict,
+                    allow_pickle=self._allow_pickle,
+                    convert=convert,
+                    rename=renamed,
+                    of_all=every,
+                    merge=merge,
+                    values_of=lambda known, path: self._values_of(known, path, old_ranks, until),
+                    fresh=fresh,
+                )
+                return tensor_list(wanted.specs), wanted.addresses
 
         devices = devices_of(state)
         ranks = MissingRanks(self.job, self._shared.socket, self.rank, self.world_size)
@@ -590,7 +592,7 @@ class Checkpointer:
             self._shared.has_begun = self._shared.has_a_step = True
         assert wanted is not None
         try:
-            with _fences.no_training():
+            with _fences.no_training(), no_collection():
                 wanted.finish()
         except BaseException as error:
             self._note_half_restored(state, error)

@@ -1,6 +1,6 @@
 """What the tensors of a state are in a shard: names, types, places, and which of them are one.
 
-A loop saves the same tensors over and over. `Described` is a pure function of their names and of what `_rows` reads of them, so
+A loop saves the same tensors over and over. `Described` is a pure function of their names and of what `rows` reads of them, so
 that a save makes it once, and then only sees that nothing has changed, in passes that run no Python for each tensor.
 """
 
@@ -75,18 +75,22 @@ def _local_part(tensor: Any) -> Any:
 _METADATA = operator.attrgetter("dtype", "shape", "device", "layout")
 
 
-def _rows(parts: list[Any]) -> Iterable[tuple[Any, ...]]:
-    """All of a tensor that decides what becomes of it."""
+def traits(parts: list[Any]) -> Iterable[tuple[Any, ...]]:
+    """All of a tensor but its address that decides what becomes of it."""
     tensor = torch_module().Tensor
     return zip(
         map(type, parts),
         map(_METADATA, parts),
-        map(tensor.data_ptr, parts),
         map(tensor.is_contiguous, parts),
         map(tensor.is_conj, parts),
         map(tensor.is_neg, parts),
         strict=True,
     )
+
+
+def rows(parts: list[Any]) -> Iterable[tuple[tuple[Any, ...], int]]:
+    """With the address."""
+    return zip(traits(parts), map(torch_module().Tensor.data_ptr, parts), strict=True)
 
 
 def _places(tensors: list[Any], parts: list[Any]) -> list[tuple[Any, ...]]:
@@ -147,7 +151,7 @@ def describe(
             and before.paths == paths
             and before.fenced == fenced
             and before.places == places
-            and all(map(operator.eq, _rows(parts), before.rows))
+            and all(map(operator.eq, rows(parts), before.rows))
         ):
             return before
     except (RuntimeError, ValueError):
@@ -165,7 +169,7 @@ def describe(
                 f"{path}: a {type(tensor).__qualname__} that cannot be saved: {said}"
             ) from error
     try:
-        made.rows = list(_rows(parts))
+        made.rows = list(rows(parts))
     except (RuntimeError, ValueError):
         made.paths = []  # of another kind of memory: to be described anew each time
     return made

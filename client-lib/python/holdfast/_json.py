@@ -61,11 +61,12 @@ def _numpy_tag(value: Any) -> tuple[str, str] | None:
     return None
 
 
-def _tree(value: Any, path: str, depth: int) -> Any:
-    """The value as what json.dumps knows; exact types only, for a subclass would not come back."""
+# Of these exact types, each value is JSON.
+_SCALARS = frozenset((type(None), bool, int, float, str))
+
+
+def _scalar(value: Any) -> Any:
     kind = type(value)
-    if value is None or kind is bool:
-        return value
     if kind is int:
         return value if value.bit_length() <= _INT_BITS_MAX else {"$int": hex(value)}
     if kind is float:
@@ -81,12 +82,28 @@ def _tree(value: Any, path: str, depth: int) -> Any:
             if _is_plain_text(value)
             else {"$str": _text(value.encode("utf-8", "surrogatepass"))}
         )
+    return value
+
+
+def _elements(values: list[Any] | tuple[Any, ...], path: str, depth: int) -> list[Any]:
+    return [
+        # A path only where it may be needed: lists of thousands of numbers are common.
+        _scalar(each) if type(each) in _SCALARS else _tree(each, f"{path}[{i}]", depth)
+        for i, each in enumerate(values)
+    ]
+
+
+def _tree(value: Any, path: str, depth: int) -> Any:
+    """The value as what json.dumps knows; exact types only, for a subclass would not come back."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return _scalar(value)
     if depth >= _DEPTH_MAX:
         raise NotJson(f"{path}: nested deeper than {_DEPTH_MAX} levels (or it contains itself)")
     if kind is list:
-        return [_tree(each, f"{path}[{i}]", depth + 1) for i, each in enumerate(value)]
+        return _elements(value, path, depth + 1)
     if kind is tuple:
-        return {"$tuple": [_tree(each, f"{path}[{i}]", depth + 1) for i, each in enumerate(value)]}
+        return {"$tuple": _elements(value, path, depth + 1)}
     if kind is dict and all(
         type(key) is str and not key.startswith("$") and _is_plain_text(key) for key in value
     ):

@@ -115,7 +115,7 @@ def by_position(
         return names
     parameters = [parameter for group in groups for parameter in group["params"]]
     wanted = [names[id(parameter)] for parameter in parameters]
-    if any(
+    if had == wanted or any(
         before != now and not (before.startswith("#") or now.startswith("#"))
         for before, now in zip(had, wanted, strict=True)
     ):

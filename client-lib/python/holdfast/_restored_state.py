@@ -15,7 +15,7 @@ from typing import Any
 from holdfast import _json, _objects, _subclasses
 from holdfast._arrays import array_dtype, is_array, numpy_dtype
 from holdfast._core import TensorInfo
-from holdfast._described import Spec, is_subclass, torch_module
+from holdfast._described import Spec, is_subclass, plain_types, rows, torch_module
 from holdfast._errors import CorruptError, InvalidArgumentError, RefusedError, not_in_shard
 from holdfast._fresh_states import FreshStates, check_no_whole, check_plain, load_into
 from holdfast._merged import AS_VALUE, DIFFERS, Merge, OfAll, refusal
@@ -37,7 +37,6 @@ from holdfast._state import (
     is_stateful,
     is_tensor,
     join,
-    module_key,
     module_keys,
     numpy_module,
     unwrapped,
@@ -149,9 +148,10 @@ class Wanted:
         self.specs: list[Spec] = []
         self.addresses: list[int] = []
         self._keep: list[Any] = []
+        self._put_off: list[tuple[str, Any, str]] = []  # whole tensors that `_want` was given
         # Where a saved tensor, or that part of it, goes first; other places get it from there.
-        self._places: dict[tuple[Any, ...], Any] = {}
-        self._index_of: dict[tuple[Any, ...], int] = {}  # of its spec
+        self._places: dict[Key, Any] = {}
+        self._index_of: dict[Key, int] = {}  # of its spec
         self._wanted_names: set[str] = set()
         # Where the content of a spec (by index) goes in the end: where it is loaded, or copied from there; maybe several.
         self._goals: list[tuple[int, Any]] = []
@@ -179,6 +179,7 @@ class Wanted:
                         f"{key!r} was not saved; what was: {_some(map(repr, nodes))}"
                     )
                 self._into(nodes[key], state, key, str(key))
+            self._want_put_off()
         except (KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
             raise CorruptError(
                 f"the tree of this state cannot be understood: {type(error).__name__}: {error}"
@@ -193,10 +194,11 @@ class Wanted:
 
     def finish(self) -> None:
         """After all tensors have been loaded: everything else."""
+        torch = torch_module()
         for each in self._keep:
-            if is_tensor(each) and not each.is_inference():
+            if not is_array(each) and not each.is_inference():
                 # A backward pass through what was there before is an error, as after load_state_dict.
-                torch_module().autograd.graph.increment_version(each)
+                torch.autograd.graph.increment_version(each)
         for target, index in self._copied:
             copy_into(target, self._keep[index])
         for names, target, index in self._compared:
@@ -213,13 +215,15 @@ class Wanted:
         compared with what came to lie there."""
         extents = []
         for number, (index, target) in enumerate(self._goals):
-            if target.nbytes == 0:
+            nbytes = target.nbytes
+            if nbytes == 0:
                 continue  # no byte of it is in memory, whatever its address and strides are
-            device = device_of(target)
-            if self._is_direct(number):
+            if target is self._keep[index]:
                 begin = self.addresses[index]
-                extents.append((device, begin, begin + target.nbytes, number))
-            elif device == OTHER_DEVICE:
+                extents.append((self.specs[index][5], begin, begin + nbytes, number))
+                continue
+            device = device_of(target)
+            if device == OTHER_DEVICE:
                 self._copied.append((target, index))
             else:
                 extents.append((device, *extent_of(target), number))
@@ -498,8 +502,8 @@ class Wanted:
             raise not_in_shard(
                 f"{path}: saved was a part of a tensor: give the DTensor, or the holdfast.Part, that it goes into"
             )
-        if (info.name, None) in self._places:
-            return self._places[info.name, None]
+        if info.name in self._places:
+            return self._places[info.name]
         tensor = self._new_tensor(info, path, self._new_on)
         self._want(info.name, tensor, None, path)
         return tensor
@@ -637,6 +641,39 @@ class Wanted:
 
     def _want(self, name: str, local: Any, place: Any, path: str) -> None:
         """The saved tensor into this one, where it lies if that is possible."""
+        if place is None and name not in self._places and type(local) in plain_types():
+            self._places[name] = local
+            self._put_off.append((name, local, path))
+        else:
+            self._want_put_off()
+            self._want_now(name, local, place, path)
+
+    def _want_put_off(self) -> None:
+        """All that `_want` has put off. Of thousands of tensors most lie in one piece: that is seen with little Python for each."""
+        put_off, self._put_off = self._put_off, []
+        try:
+            found: Iterable[Any] = list(rows([local for _, local, _ in put_off])) if put_off else ()
+        except (RuntimeError, ValueError):
+            found = [None] * len(put_off)  # one has no memory: `_want_now` says which
+        strided = torch_module() and torch_module().strided
+        kinds: dict[Any, tuple[str, int]] = {}  # of dtype and device: their names
+        for (name, local, path), row in zip(put_off, found, strict=True):
+            if row is not None:
+                (_, (dtype, shape, device, layout), contiguous, conj, neg), address = row
+                kind = kinds.get((dtype, device))
+                if kind is None and device.type in ("cpu", "cuda"):
+                    kind = kinds[dtype, device] = (
+                        torch_types().dtype_name(dtype, path),
+                        torch_types().device_ordinal(local, path),
+                    )
+                if kind is not None and layout is strided and contiguous and not (conj or neg):
+                    spec = (name, kind[0], tuple(shape), None, None, kind[1], None)
+                    self._append(name, spec, address, local, local)
+                    continue
+            del self._places[name]
+            self._want_now(name, local, None, path)
+
+    def _want_now(self, name: str, local: Any, place: Any, path: str) -> None:
         _torch_types = torch_types()
         self._info(name, path)
         if local.device.type == "meta":
@@ -647,7 +684,7 @@ class Wanted:
             raise InvalidArgumentError(
                 f"{path}: is a tensor of layout {local.layout}, which cannot be filled: give a dense one (to_dense())"
             )
-        key = (name, _place_key(place))
+        key = _place_key(name, place)
         if key in self._places:
             first = self._places[key]
             if is_array(first):
@@ -701,9 +738,7 @@ class Wanted:
                 f"{path}: is {kind}: several of its elements are one in memory. Give a copy of it ({copy}())"
             )
 
-    def _append(
-        self, key: tuple[Any, ...], spec: Spec, address: int, keep: Any, target: Any
-    ) -> None:
+    def _append(self, key: Key, spec: Spec, address: int, keep: Any, target: Any) -> None:
         self._wanted_names.add(spec[0])
         self._index_of[key] = len(self.specs)
         self._goals.append((len(self.specs), target))
@@ -731,7 +766,8 @@ class Wanted:
                 )
             return self._new_array(name, path)
         self._check_elements(target, path)
-        key = (name, _place_key(place))
+        key = _place_key(name, place)
+        self._want_put_off()
         if key in self._places:
             self._goals.append((self._index_of[key], target))
             return target
@@ -763,7 +799,7 @@ class Wanted:
             raise not_in_shard(
                 f"{path}: saved was a part of an array: give the holdfast.Part that it goes into"
             )
-        key = (name, None)
+        key = name
         if key in self._places:
             return self._places[key]
         array = numpy.empty(info.shape, dtype=numpy_dtype(info.dtype, path))
@@ -777,14 +813,27 @@ class Wanted:
     def _module(self, rest: dict[str, Any], module: Any, path: str) -> None:
         self._modules.append(path)
         state = module.state_dict(keep_vars=True)
-        plain = says_its_memory(module, state)
-        if not plain:
+        shows_memory = says_its_memory(module, state)
+        if not shows_memory:
             state = module.state_dict()
             self._loads.append(lambda: load_into(module, state, path, strict=self._strict))
         missing = []
-        for key, value in state.items():
-            name = self._rename(f"{path}.{module_key(key)}")
-            node = self._present(rest.get(name.removeprefix(f"{path}."), {"tensor": name}), name)
+        plain = plain_types()
+        prefix = f"{path}."
+        names = [self._rename(prefix + key) for key in module_keys(state)]
+        for name, (key, value) in zip(names, state.items(), strict=True):
+            info = self._saved.get(name)
+            if (
+                info is not None
+                and type(value) in plain
+                and info.flat is None
+                and not self._merge
+                and not key.endswith("_extra_state")
+                and not (rest and name.removeprefix(prefix) in rest)
+            ):
+                self._want(name, value, None, name)  # as nearly all are
+                continue
+            node = self._present(rest.get(name.removeprefix(prefix), {"tensor": name}), name)
             if self._merges(name):
                 self._wanted_names.add(name)
                 self._merged_into(self._merged_value(name), state, key, name)
@@ -792,14 +841,13 @@ class Wanted:
                 missing.append(name)
             elif key.rpartition(".")[2] == "_extra_state":
                 state[key] = self._make(node, name)
-                if plain:
+                if shows_memory:
                     self._set_extra_state(module, key, state[key])
             elif is_tensor(value):
                 self._tensor_into(node, value, name)
             else:
                 self._into(node, state, key, name)
-        wanted = {self._rename(f"{path}.{key}") for key in module_keys(state)}
-        self._unexpected += sorted({f"{path}.{key}" for key in rest} - wanted)
+        self._unexpected += sorted({prefix + key for key in rest}.difference(names))
         if missing and self._strict:
             raise not_in_shard(
                 f"{path}: not saved: {_some(missing)} (strict=False leaves them as they are)"
@@ -820,15 +868,15 @@ class Wanted:
             raise InvalidArgumentError(
                 f"saved and not wanted: {_some(self._unexpected)} (strict=False leaves them out)"
             )
+        left = [
+            name
+            for name in self._saved
+            if name not in self._wanted_names
+            and (self._of_all is None or name in self._of_all.of_every_rank)
+        ]
         owners: Owners | None = None
-        for path in self._modules:
-            unexpected = [
-                name
-                for name in self._saved
-                if name.startswith(f"{path}.")
-                and name not in self._wanted_names
-                and (self._of_all is None or name in self._of_all.of_every_rank)
-            ]
+        for path in self._modules if left else ():
+            unexpected = [name for name in left if name.startswith(f"{path}.")]
             if unexpected:
                 owners = owners or Owners(tree)
                 unexpected = [name for name in unexpected if owners.are(name, path)]
@@ -965,8 +1013,10 @@ class Wanted:
                 f"{path}: saved were {len(saved)} groups of parameters, wanted are {len(optimizer.param_groups)}"
             )
         for number, (one, group) in enumerate(zip(saved, optimizer.param_groups, strict=True)):
-            wanted = {names[id(parameter)] for parameter in group["params"]}
-            had = set(one["params"])
+            in_group = [names[id(parameter)] for parameter in group["params"]]
+            if in_group == one["params"]:
+                continue
+            wanted, had = set(in_group), set(one["params"])
             left_out = had - wanted
             if self._of_all is not None:
                 left_out &= self._of_all.of_every_rank
@@ -976,17 +1026,25 @@ class Wanted:
                 )
 
 
-def _place_key(place: Any) -> tuple[Any, ...] | None:
-    """Of places in one tensor; None: all of it."""
+# Of a saved tensor, or of a part of it.
+Key = str | tuple[Any, ...]
+
+
+def _place_key(name: str, place: Any) -> Key:
     if isinstance(place, Range):
-        return place.start, place.length
-    return None if place is None or place.whole else (place.offset, place.local_shape)
+        return name, (place.start, place.length)
+    return name if place is None or place.whole else (name, (place.offset, place.local_shape))
 
 
 def says_its_memory(module: Any, state: dict[str, Any]) -> bool:
     """Whether what its state_dict shows is the memory that the module works with; where hooks or methods of its own put
     something else there, its load_state_dict knows the way back."""
-    own = set(map(id, module.parameters())) | set(map(id, module.buffers()))
+    own = {
+        id(each)
+        for part in module.modules()
+        for kind in (part._parameters, part._buffers)
+        for each in kind.values()
+    }
     return all(
         is_tensor(value) and id(value) in own
         for key, value in state.items()

@@ -186,12 +186,12 @@ class Parameters:
         """Each parameter's name by its id: a module's, or its number in the optimizer. Where several modules have it, the one
         that is `among` these, or the first's."""
         names: dict[int, str] = {}
-        for parameter in _parameters(optimizer):
-            name = self._names.get(id(parameter), f"#{len(names)}")
-            if name not in among:
-                further = self._further.get(id(parameter), ())
-                name = next((other for other in further if other in among), name)
-            names[id(parameter)] = name
+        for key in map(id, _parameters(optimizer)):
+            name = self._names.get(key)
+            names[key] = f"#{len(names)}" if name is None else name
+        for key in names.keys() & self._further.keys():
+            if names[key] not in among:
+                names[key] = next((one for one in self._further[key] if one in among), names[key])
         return names
 
     def parts(self, parameter: Any, values: Iterable[Any]) -> Iterable[Any]:

@@ -5,28 +5,29 @@ it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import math
+import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import state_dict_saver
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
 
 from holdfast import _core, _fences, _fresh, _held, _objects
+from holdfast._collection import no_collection
+from holdfast._described import plain_types, traits
 from holdfast._errors import InvalidArgumentError, RefusedError
 from holdfast._handle import Handle, streams_of
 from holdfast._held import HeldSave
 from holdfast._jobs import SharedJob
+from holdfast._state import FRESH, TREE
 from holdfast._torch_types import (
     Place,
     address_of,
@@ -87,6 +88,8 @@ def _claim(job: str) -> Writer:
     return writer
 
 
+_NBYTES = operator.attrgetter("nbytes")
+
 # Where it is there, dcp.async_save takes a future of the staged state.
 _TAKES_FUTURES = hasattr(state_dict_saver, "AsyncSaveResponse")
 
@@ -142,48 +145,26 @@ class Stager(AsyncStager):
 
 
 class _Pieces:
-    """The contiguous pieces of the state, in the order of the image. With thousands of tensors it
-    is the making of objects that costs: so there are two lists, and no object for each piece, and
-    the last save's slices are used again.
-    """
+    """The contiguous pieces of the state, in the order of the image."""
 
-    def __init__(self, known: Mapping[str, Slice]) -> None:
+    def __init__(self) -> None:
         self.slices: list[Slice] = []
         self.sources: list[torch.Tensor] = []
-        self._known = known
+        self.traits: list[tuple[Any, ...]] | None = None  # as Layout has it
 
-    def add(self, piece: Slice, source: torch.Tensor) -> int | torch.Tensor:
+    def add(self, name: str, tensor: torch.Tensor, place: Place | None = None) -> Any:
         """Its number; or what is to be there instead of a copy, where there is nothing to copy."""
-        if piece.place.empty:
-            return torch.empty(source.shape, dtype=source.dtype, device="cpu")
-        self.slices.append(piece)
-        self.sources.append(source)
-        return len(self.slices) - 1
-
-    def add_whole(self, name: str, tensor: torch.Tensor) -> int:
         source = dense(tensor, name)
-        dtype, shape, device = (
-            dtype_name(source.dtype, name),
-            source.shape,
-            device_ordinal(source, name),
+        if place is None:
+            shape = tuple(source.shape)
+            place = Place(shape, (0,) * len(shape), shape)
+        elif place.empty:
+            return torch.empty(source.shape, dtype=source.dtype, device="cpu")
+        self.slices.append(
+            Slice(name, dtype_name(source.dtype, name), place, device_ordinal(source, name))
         )
-        piece = self._known.get(name)
-        if (
-            piece is None
-            or piece.place.shape != shape
-            or piece.place.local_shape != shape
-            or piece.dtype != dtype
-            or piece.device != device
-        ):
-            piece = Slice(name, dtype, Place(tuple(shape), (0,) * len(shape), tuple(shape)), device)
-        self.slices.append(piece)
         self.sources.append(source)
         return len(self.slices) - 1
-
-    def add_part(self, name: str, local: torch.Tensor, place: Place) -> int | torch.Tensor:
-        source = dense(local, name)
-        dtype = dtype_name(source.dtype, name)
-        return self.add(Slice(name, dtype, place, device_ordinal(source, name)), source)
 
 
 @dataclasses.dataclass(slots=True)
@@ -207,7 +188,7 @@ def _dtensor_leaf(name: str, tensor: Any, pieces: _Pieces) -> _Leaf:
     place = dtensor_place(tensor, name)
     if place is None:  # not of this rank, and DCP plans nothing for it
         return _Leaf([], lambda _: tensor)
-    piece = pieces.add_part(name, tensor._local_tensor, place)
+    piece = pieces.add(name, tensor._local_tensor, place)
     spec = tensor._spec
 
     def rebuild(copies: list[torch.Tensor]) -> Any:
@@ -236,7 +217,7 @@ def _sharded_leaf(name: str, tensor: Any, pieces: _Pieces) -> _Leaf:
 
     return _Leaf(
         [
-            pieces.add_part(
+            pieces.add(
                 name,
                 shard.tensor,
                 Place(size, tuple(part.shard_offsets), tuple(part.shard_sizes)),
@@ -247,10 +228,10 @@ def _sharded_leaf(name: str, tensor: Any, pieces: _Pieces) -> _Leaf:
     )
 
 
-def _leaf(name: str, tensor: torch.Tensor, pieces: _Pieces) -> int | _Leaf:
-    """The number of its one piece, for a plain tensor."""
-    if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
-        return pieces.add_whole(name, tensor)
+def _leaf(name: str, tensor: torch.Tensor, pieces: _Pieces) -> Any:
+    """The number of its one piece, for a plain tensor; else a _Leaf."""
+    if type(tensor) in plain_types():
+        return pieces.add(name, tensor)
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
     if isinstance(tensor, ShardedTensor):
@@ -263,7 +244,11 @@ def _leaf(name: str, tensor: torch.Tensor, pieces: _Pieces) -> int | _Leaf:
             "rules only: "
             "use DCP's DefaultStager beside the Writer"
         )
-    return pieces.add_whole(name, tensor)
+    return pieces.add(name, tensor)
+
+
+# Never taken apart.
+_SCALARS = frozenset((bool, int, float, str, bytes, type(None)))
 
 
 def _is_terminal(value: Any) -> bool:
@@ -275,8 +260,11 @@ def _is_terminal(value: Any) -> bool:
     if not isinstance(value, list):
         return True
     return not any(
-        isinstance(each, torch.Tensor)
-        or (isinstance(each, (Mapping, list)) and not _is_terminal(each))
+        type(each) not in _SCALARS
+        and (
+            isinstance(each, torch.Tensor)
+            or (isinstance(each, (Mapping, list)) and not _is_terminal(each))
+        )
         for each in value
     )
 
@@ -307,19 +295,59 @@ class Outline(dict[str, Any]):
         return super().items()
 
 
-def _outline(
-    made: Any, value: Any, names: Iterator[str], leaves: list[tuple[Any, Any, str]]
-) -> None:
-    """The containers of a nested state dict again, and where in them the leaf of each name goes, in
-    the order in which DCP flattens it.
+class Flattened:
+    """A nested state dict by the names that DCP gives its leaves (flatten_state_dict), in DCP's order.
+
+    flat = Flattened({"model": {"w": w}, "epoch": 3})
+    flat.names      # ["model.w", "epoch"], of flat.values
+    flat.mappings   # {"model.w": ("model", "w"), "epoch": ("epoch",)}
+    flat.fill([copy, 3])
+    flat.outline    # {"model": {"w": copy}, "epoch": 3}
     """
-    for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
-        if type(each) is torch.Tensor or _is_terminal(each):
-            made[key] = _NOT_COPIED
-            leaves.append((made, key, next(names)))
+
+    def __init__(self, state_dict: Mapping[str, Any]) -> None:
+        self.names: list[str] = []
+        self.values: list[Any] = []
+        self.outline = Outline()
+        self._paths: list[tuple[str | int, ...]] = []
+        self._walk(state_dict, self.outline, "", ())
+        self.mappings = dict(zip(self.names, self._paths, strict=True))
+        if len(self.mappings) < len(self.names):
+            twice = next(name for name in self.mappings if self.names.count(name) > 1)
+            raise ValueError(f"duplicated flatten key {twice}")
+
+    def fill(self, leaves: Iterable[Any]) -> None:
+        """What the outline has in place of the values."""
+        _fill(self.outline, iter(leaves))
+
+    def _walk(self, value: Any, made: Any, prefix: str, path: tuple[str | int, ...]) -> None:
+        is_mapping = isinstance(value, Mapping)
+        if is_mapping and plain_types().issuperset(map(type, value.values())):  # as most are
+            words = list(map(str, value))
+            made.update(dict.fromkeys(value, _NOT_COPIED))
+            self.names += [prefix + word for word in words]
+            self.values += value.values()
+            self._paths += [(*path, word) for word in words]
+            return
+        for key, each in value.items() if is_mapping else enumerate(value):
+            name = f"{prefix}{key!s}"
+            here = (*path, str(key) if is_mapping else key)
+            if type(each) in plain_types() or type(each) in _SCALARS or _is_terminal(each):
+                made[key] = _NOT_COPIED
+                self.names.append(name)
+                self.values.append(each)
+                self._paths.append(here)
+            else:
+                made[key] = {} if isinstance(each, Mapping) else [_NOT_COPIED] * len(each)
+                self._walk(each, made[key], f"{name}.", here)
+
+
+def _fill(made: Any, leaves: Iterator[Any]) -> None:
+    for key in made if isinstance(made, dict) else range(len(made)):
+        if made[key] is _NOT_COPIED:
+            made[key] = next(leaves)
         else:
-            made[key] = {} if isinstance(each, Mapping) else [_NOT_COPIED] * len(each)
-            _outline(made[key], each, names, leaves)
+            _fill(made[key], leaves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -428,43 +456,53 @@ class Layout:
     """What a state is made of, apart from its values; kept from save to save (SharedJob.staged)."""
 
     slices: list[Slice]
-    by_name: dict[str, Slice]
+    traits: list[tuple[Any, ...]] | None  # of the tensors, where each is a slice as it lies there
     devices: set[int]
     tensors: _core.TensorList
     mappings: dict[str, Any]
     encoded_mappings: bytes
 
 
-def _layout(shared: SharedJob, slices: list[Slice], mappings: dict[str, Any]) -> Layout:
+def _layout(shared: SharedJob, pieces: _Pieces, mappings: dict[str, Any]) -> Layout:
     """The last save's, where nothing but the values has changed."""
     last: Layout | None = shared.staged
+    slices = pieces.slices
     if last is None or last.slices != slices or last.mappings != mappings:
         last = shared.staged = Layout(
             slices,
-            # Several parts of one tensor are not told apart by its name, and made anew each time.
-            {each.name: each for each in slices},
+            None,
             {each.device for each in slices} - {-1},
             tensor_list(slices),
             mappings,
             encode_mappings(mappings),
         )
+    last.traits = pieces.traits
     return last
 
 
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """The cyclic collector starts again and again as thousands of objects are made, goes through
-    all that the process has, and finds nothing: half of the time that staging takes. In the main
-    thread alone: beside it, the loop may set the collector itself.
-    """
-    if not gc.isenabled() or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+def _pieces_of(flat: Flattened, last: Layout | None) -> tuple[list[Any], _Pieces]:
+    """Of each leaf the number of its one piece, a _Leaf, or None, which is no tensor. A loop saves the same tensors over and
+    over: that they are is seen in passes that run no Python for each."""
+    pieces = _Pieces()
+    leaves: list[Any] = [None] * len(flat.values)
+    found = [i for i, each in enumerate(flat.values) if isinstance(each, torch.Tensor)]
+    tensors = [flat.values[i] for i in found]
+    if plain_types().issuperset(map(type, tensors)):
+        pieces.traits = list(traits(tensors))
+        if (
+            last is not None
+            and last.traits == pieces.traits
+            and [each.name for each in last.slices] == [flat.names[i] for i in found]
+        ):
+            pieces.slices, pieces.sources = last.slices, tensors
+            for number, i in enumerate(found):
+                leaves[i] = number
+            return leaves, pieces
+    for i, tensor in zip(found, tensors, strict=True):
+        leaves[i] = _leaf(flat.names[i], tensor, pieces)
+    if any(map(operator.is_not, tensors, pieces.sources)):
+        pieces.traits = None  # of some a copy is saved, made now
+    return leaves, pieces
 
 
 class Staging:
@@ -484,19 +522,23 @@ class Staging:
         layout: Layout,
         sources: list[torch.Tensor],
         overlapped: list[int],
-        leaves: dict[str, int | _Leaf],
+        flat: Flattened,
+        leaves: list[Any],
         objects: dict[str, tuple[str, bytes, str | None]],
-        outline: tuple[Outline, list[tuple[Any, Any, str]]],
+        *,
         allow_pickle: bool,
     ) -> None:
         self.held = held
-        self.outline, self._places = outline
+        self.outline = flat.outline
+        self._flat = flat
+        self._leaves = leaves
         self.overlaps = bool(overlapped)
         self._layout = layout
-        self._leaves = leaves
         self._objects = objects
         self._allow_pickle = allow_pickle
-        self._unchanged = Unchanged([(layout.slices[i].name, sources[i]) for i in overlapped])
+        self._unchanged = Unchanged(
+            [layout.slices[i].name for i in overlapped], [sources[i] for i in overlapped]
+        )
         self.handle = Handle(
             held.step, held.save, None, None, layout.devices, changes=self._unchanged.look
         )
@@ -521,7 +563,7 @@ class Staging:
             memory, offsets, sizes = held.save.staged()
             begin = address_of(memory)
             held.lies_at(begin, begin + memory.nbytes)
-            with _no_collection():
+            with no_collection():
                 return self._over(memory, offsets, sizes)
         except BaseException:
             held.discard()
@@ -541,12 +583,14 @@ class Staging:
             name: _objects.from_object(name, data, codec, allow_pickle=self._allow_pickle)
             for name, (_, data, codec) in self._objects.items()
         }
-        for container, key, name in self._places:
-            leaf = self._leaves.get(name)
-            if leaf is None:
-                container[key] = values[name]
-            else:
-                container[key] = copies[leaf] if isinstance(leaf, int) else leaf.over(copies)
+        self._flat.fill(
+            values[name]
+            if leaf is None
+            else copies[leaf]
+            if type(leaf) is int
+            else leaf.over(copies)
+            for name, leaf in zip(self._flat.names, self._leaves, strict=True)
+        )
         return Staged(
             self.held, self._layout.slices, copies, self._objects, values, self._layout.mappings
         )
@@ -557,11 +601,10 @@ class Unchanged:
     through `.data` are not in it.)
     """
 
-    def __init__(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    def __init__(self, names: list[str], tensors: list[torch.Tensor]) -> None:
         self._lock = threading.Lock()
-        self._counts = [
-            (name, tensor, tensor._version) for name, tensor in tensors if not tensor.is_inference()
-        ]
+        self._names, self._tensors = names, tensors
+        self._counts = _changes(tensors)
         self._changed: str | None = None
 
     def look(self) -> str | None:
@@ -569,12 +612,16 @@ class Unchanged:
         on.
         """
         with self._lock:
-            counts, self._counts = self._counts, []
-            for name, tensor, count in counts:
-                if tensor._version != count:
-                    self._changed = name
-                    break
+            if self._tensors:
+                counts = zip(self._names, self._counts, _changes(self._tensors), strict=True)
+                self._changed = next((name for name, was, now in counts if was != now), None)
+                self._names, self._tensors, self._counts = [], [], []
             return self._changed
+
+
+def _changes(tensors: list[torch.Tensor]) -> list[int]:
+    """Of tensors that inference has made nobody counts them."""
+    return [0 if each.is_inference() else each._version for each in tensors]
 
 
 def stage(
@@ -590,37 +637,33 @@ def stage(
     returns.
     """
     # 1. What there is, by DCP's own names.
-    with _no_collection():
-        flat, mappings = flatten_state_dict(state_dict)
-        pieces = _Pieces({} if shared.staged is None else shared.staged.by_name)
-        leaves: dict[str, int | _Leaf] = {}
-        objects: dict[str, tuple[str, bytes, str | None]] = {}
-        for name, value in flat.items():
-            check_name(name)
-            if isinstance(value, torch.Tensor):
-                leaves[name] = _leaf(name, value, pieces)
-            else:
-                objects[name] = _objects.to_object(name, value, allow_pickle=allow_pickle)
-        places: list[tuple[Any, Any, str]] = []
-        outline = Outline()
-        _outline(outline, state_dict, iter(flat), places)
-        sources = pieces.sources
+    with no_collection():
+        flat = Flattened(state_dict)
+        for name in (TREE, FRESH, MAPPINGS):
+            if name in flat.mappings:
+                check_name(name)
+        leaves, pieces = _pieces_of(flat, shared.staged)
+        objects = {
+            name: _objects.to_object(name, value, allow_pickle=allow_pickle)
+            for name, value, leaf in zip(flat.names, flat.values, leaves, strict=True)
+            if leaf is None
+        }
+        slices, sources = pieces.slices, pieces.sources
         addresses = list(map(torch.Tensor.data_ptr, sources))
         fenced = _fences_of.setdefault(shared, _fences.Fences()).held()
-        overlapped: list[int] = []
-        first: list[int] = []
         # A step() lets its device wait for the copy, not this process: what lies in host memory is copied first.
-        on_devices = any(piece.device >= 0 for piece in pieces.slices)
-        for i, address in enumerate(addresses):
-            waits = sources[i].nbytes <= fenced.get(address, -1) and (
-                not on_devices or pieces.slices[i].device >= 0
-            )
-            (overlapped if waits else first).append(i)
+        on_devices = any(piece.device >= 0 for piece in slices)
+        waits = [
+            nbytes <= fenced.get(address, -1) and (not on_devices or piece.device >= 0)
+            for nbytes, address, piece in zip(map(_NBYTES, sources), addresses, slices, strict=True)
+        ]
+        overlapped = [i for i, each in enumerate(waits) if each]
+        first = [i for i, each in enumerate(waits) if not each]
 
     # 2. One copy. What it reads from is kept until it has ended.
     with _held.alone(shared, f"step {step}", timeout):
         shared.begin(timeout)
-        layout = _layout(shared, pieces.slices, mappings)
+        layout = _layout(shared, pieces, flat.mappings)
         held = HeldSave(
             shared,
             step,
@@ -643,7 +686,7 @@ def stage(
         )
     try:
         staging = Staging(
-            held, layout, sources, overlapped, leaves, objects, (outline, places), allow_pickle
+            held, layout, sources, overlapped, flat, leaves, objects, allow_pickle=allow_pickle
         )
         _fences.add(staging.handle)
         if overlapped:
