@@ -10,14 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "base/status.h"
-#include "client-lib/src/connection.h"
 #include "client-lib/src/copy_engine.h"
 #include "client-lib/src/element_windows.h"
 #include "client-lib/src/errors.h"
+#include "client-lib/src/open_step.h"
 #include "client-lib/src/reshard.h"
-#include "client-lib/src/saved_items.h"
-#include "client-lib/src/socket.h"
-#include "client-lib/src/step_shards.h"
 
 namespace holdfast {
 namespace client {
@@ -27,18 +24,6 @@ namespace {
 constexpr uint64_t kPlanBytes = uint64_t{4} << 30;
 constexpr size_t kPlanWants = 4096;
 constexpr uint32_t kThreadsMax = 64;
-
-// What a reader has open, for its streams.
-struct OpenStep {
-  CheckpointOptions options;
-  CheckpointInfo info;
-  StepShards shards;
-  SavedItems items;
-};
-
-std::string NameOfStep(const CheckpointOptions& options, const CheckpointInfo& info) {
-  return absl::StrCat("job '", options.job, "' step ", info.step, " of attempt ", info.attempt);
-}
 
 class Stream : public ElementStream {
  public:
@@ -55,8 +40,7 @@ class Stream : public ElementStream {
       }
       const Deadline deadline = Deadline::In(open_.options.window_deadline).Or(interrupt_);
       const ElementWindow& window = windows_[next_];
-      HF_TRY(WithContext(Read(window, static_cast<std::byte*>(to), deadline),
-                         NameOfStep(open_.options, open_.info)));
+      HF_TRY(WithContext(Read(window, static_cast<std::byte*>(to), deadline), open_.Name()));
       ++next_;
       return window.bytes;
     });
@@ -177,24 +161,24 @@ class Stream : public ElementStream {
 
 class Reader : public CheckpointReader {
  public:
-  explicit Reader(OpenStep open) : open_(std::move(open)) {}
-  uint64_t attempt() const override { return open_.info.attempt; }
-  uint64_t step() const override { return open_.info.step; }
-  uint32_t world_size() const override { return open_.info.world_size; }
-  uint64_t content() const override { return open_.shards.content(); }
-  const std::vector<SavedItem>& items() const override { return open_.items.items(); }
+  explicit Reader(std::shared_ptr<const OpenStep> open) : open_(std::move(open)) {}
+  uint64_t attempt() const override { return open_->info.attempt; }
+  uint64_t step() const override { return open_->info.step; }
+  uint32_t world_size() const override { return open_->info.world_size; }
+  uint64_t content() const override { return open_->shards.content(); }
+  const std::vector<SavedItem>& items() const override { return open_->items.items(); }
   Result<std::unique_ptr<ElementStream>> Stream(std::vector<ElementRange> ranges,
                                                 uint64_t window_bytes) const override {
     return NoThrow([&]() -> Result<std::unique_ptr<ElementStream>> {
       Result<std::vector<ElementWindow>> windows = CutIntoWindows(items(), ranges, window_bytes);
-      HF_TRY(WithContext(windows.status(), NameOfStep(open_.options, open_.info)));
+      HF_TRY(WithContext(windows.status(), open_->Name()));
       return std::unique_ptr<ElementStream>(
-          std::make_unique<client::Stream>(open_, *std::move(windows)));
+          std::make_unique<client::Stream>(*open_, *std::move(windows)));
     });
   }
 
  private:
-  const OpenStep open_;
+  const std::shared_ptr<const OpenStep> open_;
 };
 
 // Of those that there are, newest first.
@@ -226,18 +210,6 @@ Result<CheckpointInfo> Choose(const CheckpointOptions& options,
                    others.empty() ? "" : absl::StrCat("; there is one of attempt ", others)));
 }
 
-Result<OpenStep> OpenChosen(const CheckpointOptions& options, const CheckpointInfo& info) {
-  Interrupt interrupt(options.interrupted);
-  const Deadline deadline = Deadline::In(options.window_deadline).Or(interrupt);
-  const std::string socket = SocketPath(options.socket);
-  HF_TRY_ASSIGN(std::shared_ptr<Connection> connection, Connection::Dial(socket, deadline));
-  HF_TRY_ASSIGN(StepShards shards,
-                StepShards::Read({socket, std::move(connection), options.interrupted}, options.job,
-                                 {info.attempt, info.step}, info.world_size, deadline));
-  HF_TRY_ASSIGN(SavedItems items, SavedItems::Of(shards, deadline));
-  return OpenStep{options, info, std::move(shards), std::move(items)};
-}
-
 Result<std::unique_ptr<CheckpointReader>> Open(const CheckpointOptions& options) {
   if (options.attempt != 0 && !options.step) {
     return Status(Code::kInvalidArgument, "an attempt, but of which step?");
@@ -249,9 +221,8 @@ Result<std::unique_ptr<CheckpointReader>> Open(const CheckpointOptions& options)
   list.interrupted = options.interrupted;
   HF_TRY_ASSIGN(const std::vector<CheckpointInfo> all, ListCheckpoints(list));
   HF_TRY_ASSIGN(const CheckpointInfo info, Choose(options, all));
-  Result<OpenStep> open = OpenChosen(options, info);
-  HF_TRY(WithContext(open.status(), NameOfStep(options, info)));
-  return std::unique_ptr<CheckpointReader>(std::make_unique<Reader>(*std::move(open)));
+  HF_TRY_ASSIGN(std::shared_ptr<const OpenStep> open, OpenStep::Of(options, info));
+  return std::unique_ptr<CheckpointReader>(std::make_unique<Reader>(std::move(open)));
 }
 
 }  // namespace

@@ -114,6 +114,17 @@ Status Resharding::Compare(Deadline deadline) {
   }
 }
 
+void Resharding::Hold(Deadline deadline) {
+  for (const ReshardPlan::Source& source : plan_.sources) {
+    if (held_.count(source.rank) == 0 && !deadline.passed()) {
+      Result<std::unique_ptr<HeldShard>> held = shards_.Open(source.rank, {}, deadline);
+      if (held.ok() && !(*held)->shard().in_parts()) {
+        held_[source.rank] = *std::move(held);
+      }
+    }
+  }
+}
+
 Status Resharding::CopySome(const std::vector<void*>& to, Deadline deadline) {
   Group group;
   group.wants.reserve(to.size());
@@ -228,7 +239,7 @@ std::map<Rank, Resharding::FromRank> Resharding::Divide(const Group& group,
 }
 
 Status Resharding::CopyFrom(Rank rank, const FromRank& part, Deadline deadline) {
-  HF_TRY_ASSIGN(const std::unique_ptr<HeldShard> held, ReadGood(rank, part, deadline));
+  HF_TRY_ASSIGN(const std::shared_ptr<HeldShard> held, ReadGood(rank, part, deadline));
   read_from_[held->tier()].insert(rank);
   if (why_.empty()) {
     why_ = held->why();
@@ -236,12 +247,21 @@ Status Resharding::CopyFrom(Rank rank, const FromRank& part, Deadline deadline) 
   return Status();
 }
 
-Result<std::unique_ptr<HeldShard>> Resharding::ReadGood(Rank rank, const FromRank& part,
-                                                        Deadline deadline) {
+Result<std::shared_ptr<HeldShard>> Resharding::Opened(Rank rank, Deadline deadline) {
   const std::vector<std::string>& without = bad_tiers_[rank];
+  const auto held = held_.find(rank);
+  if (held != held_.end() && without.empty()) {
+    return held->second;
+  }
+  HF_TRY_ASSIGN(std::unique_ptr<HeldShard> opened, shards_.Open(rank, without, deadline));
+  return std::shared_ptr<HeldShard>(std::move(opened));
+}
+
+Result<std::shared_ptr<HeldShard>> Resharding::ReadGood(Rank rank, const FromRank& part,
+                                                        Deadline deadline) {
   Status bad;
   while (true) {
-    Result<std::unique_ptr<HeldShard>> held = shards_.Open(rank, without, deadline);
+    Result<std::shared_ptr<HeldShard>> held = Opened(rank, deadline);
     if (!held.ok()) {
       // That there is no other copy is not what is wrong.
       return bad.ok() || held.status().code() == Code::kUnavailable ? held.status() : bad;
@@ -315,7 +335,7 @@ Status Resharding::CompareShards(Rank one, Rank other,
   compared.sources = plan_.sources;
   compared.overlaps = overlaps;
   const std::vector<std::vector<ByteRun>> reads = ReadsOf(compared, kGapBytes);
-  const auto verified = [&](Rank rank) -> Result<std::unique_ptr<HeldShard>> {
+  const auto verified = [&](Rank rank) -> Result<std::shared_ptr<HeldShard>> {
     FromRank part;
     for (size_t i = 0; i < reads.size(); ++i) {
       if (!reads[i].empty() && plan_.sources[i].rank == rank) {
@@ -324,14 +344,14 @@ Status Resharding::CompareShards(Rank one, Rank other,
         part.runs.push_back(reads[i]);
       }
     }
-    Result<std::unique_ptr<HeldShard>> held = ReadGood(rank, part, deadline);
+    Result<std::shared_ptr<HeldShard>> held = ReadGood(rank, part, deadline);
     if (!held.ok()) {
       unreadable_.insert(rank);
     }
     return held;
   };
-  HF_TRY_ASSIGN(std::unique_ptr<HeldShard> first, verified(one));
-  std::unique_ptr<HeldShard> another;
+  HF_TRY_ASSIGN(std::shared_ptr<HeldShard> first, verified(one));
+  std::shared_ptr<HeldShard> another;
   if (other != one) {
     HF_TRY_ASSIGN(another, verified(other));
   }

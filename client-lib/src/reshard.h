@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -47,6 +48,10 @@ class Resharding {
   // For who has no room for all at once: first what Copy compares of different ranks, then some of
   // the wanted tensors at a time, each to `to[i]` (of those that are not meant: null) in memory.
   Status Compare(Deadline deadline);
+  // Opens the planned shards that lie on this node, and holds them from here on: a run that saves
+  // meanwhile does not give their slots to newer steps. One that does not open is read from
+  // elsewhere when its turn comes.
+  void Hold(Deadline deadline);
   Status CopySome(const std::vector<void*>& to, Deadline deadline);
 
   uint64_t bytes() const { return plan_.bytes; }
@@ -77,7 +82,9 @@ class Resharding {
   std::map<Rank, FromRank> Divide(const Group& group, const std::vector<void*>& to) const;
   Status CopyFrom(Rank rank, const FromRank& part, Deadline deadline);
   // From the nearest tier whose copy is good, verified.
-  Result<std::unique_ptr<HeldShard>> ReadGood(Rank rank, const FromRank& part, Deadline deadline);
+  Result<std::shared_ptr<HeldShard>> ReadGood(Rank rank, const FromRank& part, Deadline deadline);
+  // The one that is held, unless its copy was found bad; else from the nearest tier.
+  Result<std::shared_ptr<HeldShard>> Opened(Rank rank, Deadline deadline);
   bool PassesOver(Rank rank, HeldShard& held, const Status& read);
   Status ReadFrom(Rank rank, HeldShard& held, const FromRank& part, Deadline deadline);
   Status CompareOverlaps(Deadline deadline);
@@ -98,6 +105,7 @@ class Resharding {
   const State* wanted_ = nullptr;
   std::optional<ReshardPlanner> planner_;
   ReshardPlan plan_;
+  std::map<Rank, std::shared_ptr<HeldShard>> held_;
   std::map<Rank, std::vector<std::string>> bad_tiers_;
   std::set<Rank> unreadable_;
   std::set<Rank> compared_without_;                  // what was unreadable when Compare ended well

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/digest.h"
 #include "client-lib/src/background.h"
 #include "client-lib/src/connection.h"
 #include "client-lib/src/copy_engine.h"
@@ -111,6 +112,9 @@ class ShardView : public View {
       if (layout.slices[i].kind == SliceKind::kTensor) {
         slices_.push_back(i);
         tensors_.push_back(ToTensor(layout.slices[i]));
+        const CopyOutRange range = shard.SliceRange(i, nullptr);
+        const uint64_t blocks = (range.bytes + kDigestBlockBytes - 1) / kDigestBlockBytes;
+        tensor_digests_.push_back(Crc64(range.digests, blocks * sizeof(uint64_t)));
         // Read-only, as the header says.
         tensors_.back().data = in_parts_ ? nullptr : const_cast<std::byte*>(shard.SliceBytes(i));
       }
@@ -146,6 +150,7 @@ class ShardView : public View {
   const std::vector<Tensor>& tensors() const override { return tensors_; }
   const std::vector<Object>& objects() const override { return objects_; }
   bool verified() const override { return verified_.load(); }
+  uint64_t digest(size_t tensor) const override { return tensor_digests_[tensor]; }
 
   Status Read(size_t tensor, void* to) override {
     if (owner_.forked()) {
@@ -252,6 +257,7 @@ class ShardView : public View {
   const uint64_t id_ = Parked::NewView();
   std::vector<Tensor> tensors_;
   std::vector<size_t> slices_;  // of the tensors
+  std::vector<uint64_t> tensor_digests_;
   std::vector<Object> objects_;
   // In parts: by which another copy is known to be of the same bytes.
   std::string layout_bytes_;

@@ -1083,27 +1083,6 @@ def test_a_damaged_copy_gives_way_to_the_next_tiers(make_daemon, monkeypatch) ->
     assert torch.equal(target["w"], w) and target["n"] == 5
 
 
-def test_a_daemon_that_knows_no_other_copy_and_gives_the_damaged_one_again(
-    daemon: Daemon, monkeypatch
-) -> None:
-    """One that does not know `without`, as it were: it is asked no more than once for each tier."""
-    w = torch.arange(100_000.0)
-    dcp.save({"w": w}, storage_writer=Writer("job", step=1))
-    flip(daemon, w[777:779].numpy().tobytes())
-    attach, asked = _core.attach, []
-
-    def ignores(job: str, **options: Any) -> _core.View:
-        asked.append(list(options.pop("without")))
-        return attach(job, **options)
-
-    monkeypatch.setattr(_core, "attach", ignores)
-    inner = raised(
-        lambda: dcp.load({"w": torch.zeros(100_000)}, storage_reader=Reader("job", adopt=False))
-    )
-    assert isinstance(inner, holdfast.CorruptError), inner
-    assert len([without for without in asked if without]) == 1, asked
-
-
 def test_ranks_that_found_different_steps_do_not_load_a_mix() -> None:
     reader = Reader("job", adopt=False)
     same_step = [LoadPlan([], storage_data=(1, 2)), LoadPlan([], storage_data=(1, 2))]
@@ -1469,17 +1448,20 @@ def test_a_load_does_not_wait_for_what_is_never_committed(daemon: Daemon) -> Non
 def test_a_load_keeps_what_it_plans_to_read(daemon: Daemon) -> None:
     """Beside a run that saves on, into as few slots as there are."""
     dcp.save({"w": torch.full((4,), 1.0)}, storage_writer=Writer("job", step=1))
+
+    class Meanwhile(DefaultLoadPlanner):
+        def finish_plan(self, central_plan):
+            for step in range(2, 8):
+                w = torch.full((4,), float(step))
+                dcp.save({"w": w}, storage_writer=Writer("job", step=step))
+            return super().finish_plan(central_plan)
+
+    target = {"w": torch.zeros(4)}
     reader = Reader("job", adopt=False)
-    metadata = reader.read_metadata()
-    for step in range(2, 8):
-        dcp.save({"w": torch.full((4,), float(step))}, storage_writer=Writer("job", step=step))
-    assert set(metadata.state_dict_metadata) == {"w"}
-    views = list(reader._views.values())
-    assert [view.step for view in views] == [1]
-    views[0].verify()
-    del views
-    reader.reset()
-    assert not reader._views
+    dcp.load(target, storage_reader=reader, planner=Meanwhile())
+    assert reader.step == 1 and target["w"].eq(1).all()
+    with pytest.raises(holdfast.NotFoundError):  # it was only kept
+        Reader("job", step=1, adopt=False).find()
 
 
 @pytest.mark.parametrize(

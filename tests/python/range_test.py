@@ -117,7 +117,9 @@ def test_ranges_with_a_gap_are_no_tensor(daemon: Daemon) -> None:
     state = {"b": torch.zeros(2)}
     dcp.load(state, storage_reader=Reader("job", adopt=False))
     assert state["b"].eq(1).all()
-    with pytest.raises(CheckpointException, match="'a' .*: the ranks saved 4 of its 6 elements"):
+    with pytest.raises(
+        CheckpointException, match="a: tensor .a. .* elements .* no rank saved them"
+    ):
         dcp.load({"a": torch.zeros(3, 2)}, storage_reader=Reader("job", adopt=False))
     with holdfast.open("job") as saved:
         with pytest.raises(holdfast.NotFoundError, match="4 of its elements"):

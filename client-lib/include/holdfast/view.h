@@ -60,6 +60,9 @@ class View {
   virtual Status Read(size_t tensor, void* to) = 0;
   virtual Status Verify() = 0;        // the same of everything, objects too
   virtual bool verified() const = 0;  // Verify said OK
+  // Of all bytes of tensor i of tensors(), as they were saved: the same for the same bytes. Nothing
+  // is read.
+  virtual uint64_t digest(size_t tensor) const = 0;
 };
 
 struct AttachOptions {

@@ -197,6 +197,7 @@ class View:
     tier: str
     why: str
     tensors: list[TensorInfo]
+    digests: list[int]  # of each tensor's bytes: the same for the same bytes
     objects: list[Object]
 
     def read(self, tensor: int, address: int, nbytes: int | None = None) -> None:
@@ -231,6 +232,30 @@ def attach(
     without: Sequence[str] = (),
 ) -> View:
     """From the nearest tier that has it; `without`: tiers whose copy is not wanted."""
+
+class KeptParts:
+    """Parts of tensors of a step. Shards of this node are held as long as the object lives."""
+
+    def read(self, addresses: Sequence[int]) -> None:
+        """Copies each part to its address (0: not this time), verified."""
+
+class OpenStep:
+    """What a step is made of, whoever saved which part."""
+
+    # Tensors by name, then objects: (name, dtype or None of an object, shape, ranks, problem). Ranks of
+    # an object: who had this one; of a tensor: none, or the one rank whose own it is.
+    items: list[tuple[str, str | None, list[int], list[int], str]]
+
+    def objects(self, items: Sequence[int]) -> list[Object]:
+        """Those of the items, in that order."""
+
+    def keep(self, parts: TensorList) -> KeptParts:
+        """Plans to read them, and compares what several ranks have of them: InvalidArgumentError."""
+
+def open_step(
+    job: str, *, step: int, attempt: int, world_size: int, socket: str = "", timeout: float = 30.0
+) -> OpenStep:
+    """Attaches to no shard. `timeout`: for this, and for each call of what it returns."""
 
 def list_checkpoints(job: str, *, socket: str = "", timeout: float = 30.0) -> list[CheckpointInfo]:
     """Newest first."""

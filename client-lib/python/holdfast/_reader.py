@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,9 @@ from holdfast._state import TENSOR_CODEC, TREE, join
 from holdfast._tree import Owners
 from holdfast._whole_state import OnceRead, together
 
+_NAMES_SHOWN = 5
+_log = logging.getLogger("holdfast")
+
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
@@ -31,6 +35,15 @@ class Piece:
     rank: int
     index: int  # in that rank's list
     info: _core.TensorInfo
+    digest: int  # of its bytes
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        return self.info.offset, self.info.local_shape, self.info.flat
+
+    @property
+    def whole(self) -> bool:
+        return self.info.offset is None and self.info.flat is None
 
 
 class Checkpoint:
@@ -54,8 +67,8 @@ class Checkpoint:
         self._without: dict[int, list[str]] = {}  # by rank: tiers whose copy is damaged
         self._pieces: dict[str, list[Piece]] = {}
         for rank, view in enumerate(views):
-            for index, info in enumerate(view.tensors):
-                self._pieces.setdefault(info.name, []).append(Piece(rank, index, info))
+            for index, (info, digest) in enumerate(zip(view.tensors, view.digests, strict=True)):
+                self._pieces.setdefault(info.name, []).append(Piece(rank, index, info, digest))
         for name, other in self._tied():
             if other in self._pieces:
                 self._pieces.setdefault(name, self._pieces[other])
@@ -102,6 +115,8 @@ class Checkpoint:
     def tensor(self, name: str, device: Any = None, *, rank: int | None = None) -> Any:
         """The whole tensor, for torch. Raises holdfast.CorruptError if a byte contradicts its digest.
 
+        Raises holdfast.InvalidArgumentError where ranks saved different values of it.
+
         `rank`: as that rank saved it, where ranks have tensors of their own under one name.
         """
         import torch
@@ -117,7 +132,7 @@ class Checkpoint:
             return made, made.data_ptr()
 
         has = torch.zeros(first.shape, dtype=torch.bool, device="cpu")
-        self._assemble(name, rank, whole, whole.data_ptr(), dtype.itemsize, part, has)
+        self._assemble(name, rank, whole, whole.data_ptr(), torch.uint8, part, has)
         return whole if device is None else whole.to(device)
 
     def numpy(self, name: str, *, rank: int | None = None) -> Any:
@@ -133,7 +148,7 @@ class Checkpoint:
 
         has = numpy.zeros(first.shape, dtype=bool)
         address = whole.__array_interface__["data"][0]
-        self._assemble(name, rank, whole, address, whole.itemsize, part, has)
+        self._assemble(name, rank, whole, address, numpy.uint8, part, has)
         return whole
 
     def value(self, path: str = "", rank: int = 0, *, allow_pickle: bool = False) -> Any:
@@ -160,17 +175,34 @@ class Checkpoint:
 
     def state(self, *, allow_pickle: bool = False) -> Any:
         """All that the ranks' Checkpointers saved, as one nested dictionary in host memory. Tensors are whole; of what ranks have
-        each of their own the lowest rank's.
+        each of their own the lowest rank's, and a warning names those tensors.
 
             model.load_state_dict(holdfast.open("llama-70b").state()["model"])
         """
+        own: list[str] = []
+
+        def lowest(name: str) -> int:
+            pieces = self._of(name)
+            if pieces[0].whole and _differing(pieces) is not None:
+                own.append(name)
+            return pieces[0].rank
+
         whole = OnceRead(
-            lambda name: self.tensor(name, rank=self._of(name)[0].rank),
-            lambda name: self.numpy(name, rank=self._of(name)[0].rank),
+            lambda name: self.tensor(name, rank=lowest(name)),
+            lambda name: self.numpy(name, rank=lowest(name)),
             self.keys(),
         )
         states = (self._value_of("", rank, whole, allow_pickle) for rank in range(self.world_size))
-        return functools.reduce(together, states)
+        state = functools.reduce(together, states)
+        if own:
+            _log.warning(
+                "job %s: state of step %d: ranks saved different values of %s%s: the lowest rank's are taken",
+                self.job,
+                self.step,
+                ", ".join(map(repr, own[:_NAMES_SHOWN])),
+                f" and {len(own) - _NAMES_SHOWN} more tensors" if len(own) > _NAMES_SHOWN else "",
+            )
+        return state
 
     def verify(self) -> None:
         """Reads everything and compares it with its digests. Raises holdfast.CorruptError, naming the tensor."""
@@ -253,7 +285,7 @@ class Checkpoint:
             own = [piece for piece in pieces if piece.rank == rank]
             if not own:
                 raise NotFoundError(f"rank {rank} saved no tensor {name!r} in step {self.step}")
-            if own[0].info.offset is None and own[0].info.flat is None:
+            if own[0].whole:
                 return own[:1]
             first = own[0]
         for piece in pieces:
@@ -272,44 +304,72 @@ class Checkpoint:
                     yield from _tied_in(_json.decode(data), "")
 
     def _assemble(
-        self,
-        name: str,
-        rank: int | None,
-        whole: Any,
-        address: int,
-        itemsize: int,
-        part: Any,
-        has: Any,
+        self, name: str, rank: int | None, whole: Any, address: int, u8: Any, part: Any, has: Any
     ) -> None:
-        """Reads every piece into the whole, and notes in `has` what came. Replicas are read once."""
-        seen: set[tuple[Any, ...]] = set()
-        for piece in self._of(name, rank):
+        """Reads every piece into the whole, and notes in `has` what came. Replicas are read once; what several ranks have of it
+        is the same, or it is an error.
+        """
+        pieces = self._of(name, rank)
+        differing = _differing(pieces)
+        if differing is not None:
+            one, other = differing
+            raise _disagree(
+                name,
+                f"rank {one.rank} and rank {other.rank}",
+                "name one of them (rank=…)" if one.whole else "read an older step",
+            )
+        for piece in {each.place: each for each in pieces}.values():
             info = piece.info
-            place = (info.offset, info.local_shape, info.flat)
-            if place in seen:
-                continue
-            seen.add(place)
+            box: Any = ...
+            target, region = whole, has
             if info.flat is not None:
-                start, length = info.flat
-                self._read(piece, address + start * itemsize, length * itemsize)
-                has.reshape(-1)[start : start + length] = True
-            elif info.offset is None:
-                self._read(piece, address, whole.nbytes)
-                return
-            else:
+                box = slice(info.flat[0], sum(info.flat))
+                target, region = whole.reshape(-1), has.reshape(-1)
+            elif info.offset is not None:
                 assert info.local_shape is not None
-                made, where = part(info.local_shape)
-                self._read(piece, where, made.nbytes)
                 box = tuple(
                     slice(o, o + n) for o, n in zip(info.offset, info.local_shape, strict=True)
                 )
-                whole[box] = made
-                has[box] = True
+            twice = region[box]
+            if not twice.any() and info.offset is None:  # one run of memory
+                first = info.flat[0] if info.flat is not None else 0
+                nbytes = target[box].nbytes
+                self._read(piece, address + first * whole.itemsize, nbytes)
+            else:
+                made, where = part(tuple(twice.shape))
+                self._read(piece, where, made.nbytes)
+                if twice.any() and (_bits(target[box], u8)[twice] != _bits(made, u8)[twice]).any():
+                    raise _disagree(
+                        name, f"rank {piece.rank} and a lower rank", "read an older step"
+                    )
+                target[box] = made
+            region[box] = True
         if not has.all():
             raise NotFoundError(
                 f"{name}: what the ranks saved of it does not make up the whole tensor: "
                 f"{int(has.sum())} of its elements"
             )
+
+
+def _differing(pieces: list[Piece]) -> tuple[Piece, Piece] | None:
+    """Two pieces with the same elements that have other bytes."""
+    first: dict[tuple[Any, ...], Piece] = {}
+    for piece in pieces:
+        other = first.setdefault(piece.place, piece)
+        if other.digest != piece.digest:
+            return other, piece
+    return None
+
+
+def _disagree(name: str, ranks: str, fix: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{name}: ranks disagree: {ranks} saved different values of the same elements: {fix}"
+    )
+
+
+def _bits(array: Any, u8: Any) -> Any:
+    """Of each element its bytes."""
+    return array.reshape(-1).view(u8).reshape(*array.shape, array.itemsize)
 
 
 def _tied_in(node: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "client-lib/python/src/job.h"
 #include "client-lib/python/src/object.h"
+#include "client-lib/python/src/step.h"
 #include "client-lib/python/src/tensors.h"
 #include "client-lib/python/src/type.h"
 #include "client-lib/python/src/view.h"
@@ -51,6 +52,8 @@ Ref MakeModule() {
                          "job, *, rank=0, step=None, attempt=0, socket='', timeout=30.0, "
                          "without=()"),
       Function<ListOf>("list_checkpoints", "job, *, socket='', timeout=30.0"),
+      Function<OpenStepOf>("open_step",
+                           "job, *, step, attempt, world_size, socket='', timeout=30.0"),
       {}};
   static PyMethodDef at_exit = Function<AtExit>("_at_exit", "");
   static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
@@ -75,6 +78,7 @@ Ref MakeModule() {
   BindTensors(module.get());
   BindJob(module.get());
   BindView(module.get());
+  BindStep(module.get());
   return module;
 }
 

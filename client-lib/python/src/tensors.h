@@ -24,6 +24,7 @@ class TensorList {
            std::optional<std::vector<uint64_t>> local_shape,
            std::optional<std::pair<uint64_t, uint64_t>> flat, int32_t device);
   size_t size() const { return state_.tensors.size(); }
+  const std::vector<Tensor>& tensors() const { return state_.tensors; }
 
   // The same, with memory: `addresses` has one integer for each tensor. One use at a time: another
   // thread's is refused.

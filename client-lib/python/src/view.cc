@@ -37,6 +37,13 @@ class PyView {
 
   const View& view() const { return *view_; }
   Ref Tensors() const { return ToList(view_->tensors(), FromTensor); }
+  Ref Digests() const {
+    std::vector<uint64_t> digests(view_->tensors().size());
+    for (size_t i = 0; i < digests.size(); ++i) {
+      digests[i] = view_->digest(i);
+    }
+    return ToList(digests);
+  }
   void Read(size_t tensor, uint64_t address, std::optional<uint64_t> nbytes) {
     Check(tensor);
     if (nbytes.has_value() && *nbytes != view_->tensors()[tensor].bytes) {
@@ -199,6 +206,7 @@ void BindView(PyObject* module) {
       Getter<V, [](const V& v) { return ToPython(v.view().tier()); }>("tier"),
       Getter<V, [](const V& v) { return ToPython(v.view().why()); }>("why"),
       Getter<V, [](const V& v) { return v.Tensors(); }>("tensors"),
+      Getter<V, [](const V& v) { return v.Digests(); }>("digests"),
       Getter<V, [](const V& v) { return FromObjects(v.view().objects()); }>("objects"),
       {}};
   MakeType<V>(module, "View", {.methods = methods, .attributes = attributes});

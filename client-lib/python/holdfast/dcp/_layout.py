@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -23,6 +21,8 @@ from holdfast._errors import CorruptError, InvalidArgumentError
 from holdfast._state import FRESH, TREE
 from holdfast._torch_types import Place, dtype_from_name
 from holdfast.dcp import _optimizers, _tree
+
+_RANKS_SHOWN = 8
 
 # The object beside a rank's state that says which path each name was made of: what puts a flat
 # state dict together again.
@@ -95,195 +95,87 @@ def decode_mappings(data: bytes, where: str) -> dict[str, tuple[str | int, ...]]
     return paths
 
 
-def boxes_of_range(
-    shape: Sequence[int], start: int, length: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """A range of a tensor's row-major flattening as boxes: (offset, shape, first element within the
-    range), in order.
-
-    >>> list(boxes_of_range((4, 3), 1, 6))          # rest of a row, whole rows, beginning of a row
-    [((0, 1), (1, 2), 0), ((1, 0), (1, 3), 2), ((2, 0), (1, 1), 5)]
-    """
-    shape = tuple(shape)
-    if length == 0:
-        return
-    if len(shape) <= 1:
-        yield ((start,), (length,), 0) if shape else ((), (), 0)
-        return
-    row = math.prod(shape[1:])
-    done = 0
-    while done < length:
-        at = start + done
-        index, within = divmod(at, row)
-        if within == 0 and length - done >= row:
-            rows = (length - done) // row
-            yield (index,) + (0,) * (len(shape) - 1), (rows,) + shape[1:], done
-            done += rows * row
-            continue
-        part = min(row - within, length - done)
-        for offset, box, first in boxes_of_range(shape[1:], within, part):
-            yield (index,) + offset, (1,) + box, done + first
-        done += part
-
-
-class StoredTensor(Protocol):
-    """What _core.TensorInfo has."""
+class Item(NamedTuple):
+    """As _core.OpenStep.items has it."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: tuple[int, ...] | None
-    local_shape: tuple[int, ...] | None
-    flat: tuple[int, int] | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Source:
-    """Where a chunk's bytes are: a part of a tensor in a rank's image."""
-
-    rank: int
-    index: int  # of the tensor in the image
-    elements: int  # of the whole tensor in the image
-    first: int  # element of it that the chunk begins with
-    place: Place
-    dtype: torch.dtype
-
-    @property
-    def whole(self) -> bool:
-        return self.first == 0 and math.prod(self.place.local_shape) == self.elements
+    dtype: str | None  # safetensors' name; None: an object
+    shape: Sequence[int]
+    ranks: Sequence[int]  # of a tensor: the one rank whose own it is, or none
+    problem: str
 
 
 @dataclasses.dataclass
 class Stored:
-    """A checkpoint as its shards describe it."""
+    """A step as DCP sees it: each tensor whole, whoever saved which part of it."""
 
     metadata: Metadata
-    # By name, in the order of the metadata's chunks.
-    sources: dict[str, list[Source]]
-    # By name: rank, JSON or opaque bytes, codec.
-    objects: dict[str, tuple[int, bytes, str | None]]
+    # By name of DCP's: the name under which the tensor was saved (tied ones are saved once).
+    tensors: dict[str, str]
+    # By name: JSON or opaque bytes, codec.
+    objects: dict[str, tuple[bytes, str | None]]
     # Names under which the ranks have things that cannot be told as one, or not all of it, and why.
     conflicts: dict[str, str]
     # Objects that are another value for another form of state dict.
     params: dict[str, _optimizers.Params]
 
-    def source(self, index: MetadataIndex) -> Source:
-        sources = self.sources[index.fqn]
-        if (
-            index.index is not None
-            and index.index < len(sources)
-            and _begins_at(sources[index.index], index)
-        ):
-            return sources[index.index]
-        for each in sources:
-            if _begins_at(each, index):
-                return each
-        raise InvalidArgumentError(
-            f"load: the plan wants a part of {index.fqn!r} at {index.offset}, where none was saved"
-        )
+
+def wanted_objects(items: Iterable[Item]) -> list[int]:
+    """Which items are to be read: every rank's names and paths, and of values the lowest rank's."""
+    lowest: dict[str, int] = {}
+    wanted = []
+    for index, item in enumerate(items):
+        if item.dtype is not None or item.name == FRESH:
+            continue
+        if item.name in (TREE, MAPPINGS) or lowest.setdefault(item.name, index) == index:
+            wanted.append(index)
+    return wanted
 
 
-def _begins_at(source: Source, index: MetadataIndex) -> bool:
-    return index.offset is None or tuple(index.offset) == source.place.offset
-
-
-def _sources_of(
-    rank: int, index: int, tensor: StoredTensor, dtype: torch.dtype
-) -> Iterator[Source]:
-    shape = tuple(tensor.shape)
-    if tensor.flat is not None:
-        start, length = tensor.flat
-        for offset, box, first in boxes_of_range(shape, start, length):
-            yield Source(rank, index, length, first, Place(shape, offset, box), dtype)
-        return
-    if tensor.offset is None or tensor.local_shape is None:
-        place = Place(shape, (0,) * len(shape), shape)
-    else:
-        place = Place(shape, tuple(tensor.offset), tuple(tensor.local_shape))
-    yield Source(rank, index, math.prod(place.local_shape), 0, place, dtype)
-
-
-def stored(
-    shards: Iterable[tuple[Sequence[StoredTensor], Sequence[tuple[str, bytes, str | None]]]],
-) -> Stored:
-    """DCP's metadata of a checkpoint, from the layouts of its shards in the order of ranks.
-
-    Of what several ranks hold alike (replicas) the lowest rank's is taken, so that all who load
-    read the same bytes, as from a checkpoint that DCP has de-duplicated.
-    """
+def stored(items: Sequence[Item], contents: Sequence[tuple[str, bytes, str | None]]) -> Stored:
+    """DCP's metadata of a step. `contents`: of wanted_objects(items), in that order."""
     state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    sources: dict[str, list[Source]] = {}
-    objects: dict[str, tuple[int, bytes, str | None]] = {}
-    owners: dict[str, tuple[int, str]] = {}
+    tensors: dict[str, str] = {}
+    objects: dict[str, tuple[bytes, str | None]] = {}
     conflicts: dict[str, str] = {}
     mappings: dict[str, tuple[str | int, ...]] = {}
     trees: list[tuple[int, bytes]] = []
-    seen: set[tuple[Any, ...]] = set()
-    for rank, (tensors, rank_objects) in enumerate(shards):
-        for index, tensor in enumerate(tensors):
-            kind = f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)}"
-            if owners.setdefault(tensor.name, (rank, kind))[1] != kind:
-                conflicts[tensor.name] = (
-                    f"{owners[tensor.name][1]} on rank {owners[tensor.name][0]}, {kind} on rank "
-                    f"{rank}"
-                )
-                continue
-            if tensor.name not in state:
-                dtype = dtype_from_name(tensor.dtype, tensor.name)
-                state[tensor.name] = TensorStorageMetadata(
-                    TensorProperties(dtype=dtype), torch.Size(tensor.shape), []
-                )
-                sources[tensor.name] = []
-            metadata = state[tensor.name]
-            assert isinstance(metadata, TensorStorageMetadata)
-            for source in _sources_of(rank, index, tensor, metadata.properties.dtype):
-                key = (tensor.name, source.place.offset, source.place.local_shape)
-                if key in seen:
-                    continue
-                seen.add(key)
-                metadata.chunks.append(
-                    ChunkStorageMetadata(
-                        torch.Size(source.place.offset), torch.Size(source.place.local_shape)
-                    )
-                )
-                sources[tensor.name].append(source)
-        for name, data, codec in rank_objects:
-            if name == FRESH:
-                continue
-            if name == TREE:
-                trees.append((rank, data))
-                continue
-            if name == MAPPINGS:
-                mappings = {**decode_mappings(data, f"rank {rank}"), **mappings}
-                continue
-            kind = "an object"
-            if owners.setdefault(name, (rank, kind))[1] != kind:
-                conflicts[name] = (
-                    f"{owners[name][1]} on rank {owners[name][0]}, {kind} on rank {rank}"
-                )
-                continue
-            if name not in objects:
-                objects[name] = (rank, data, codec)
-                state[name] = BytesStorageMetadata()
-    for name, each in state.items():
-        if isinstance(each, TensorStorageMetadata):
-            has = sum(math.prod(chunk.sizes) for chunk in each.chunks)
-            if has < math.prod(each.size):
-                conflicts.setdefault(
-                    name, f"the ranks saved {has} of its {math.prod(each.size)} elements"
-                )
+    own: dict[str, list[Item]] = {}  # several ranks', under one name
+    for item in items:
+        if item.dtype is None:
+            continue
+        if item.ranks:
+            own.setdefault(item.name, []).append(item)
+        if item.problem:
+            conflicts[item.name] = item.problem
+        if item.name not in tensors:
+            tensors[item.name] = item.name
+            state[item.name] = _whole(item.dtype, item.shape, item.name)
+    for name, each in own.items():
+        conflicts[name] = _differing(name, each)
+    for index, (name, data, codec) in zip(wanted_objects(items), contents, strict=True):
+        rank = items[index].ranks[0]
+        if name == TREE:
+            trees.append((rank, data))
+        elif name == MAPPINGS:
+            mappings = {**decode_mappings(data, f"rank {rank}"), **mappings}
+        elif name in tensors:
+            conflicts[name] = f"{name!r} is a tensor on some ranks and an object on rank {rank}"
+        else:
+            objects[name] = (data, codec)
+            state[name] = BytesStorageMetadata()
 
-    def name_again(rank: int, name: str, content: str | bytes) -> None:
+    def name_again(name: str, content: str | bytes) -> None:
         """Never what was saved under that name itself."""
         if name in state:
             return
         if isinstance(content, bytes):
-            objects[name] = (rank, content, None)
+            objects[name] = (content, None)
             state[name] = BytesStorageMetadata()
         elif content in state:
             state[name] = state[content]
-            if content in sources:
-                sources[name] = sources[content]
+            if content in tensors:
+                tensors[name] = tensors[content]
             if content in objects:
                 objects[name] = objects[content]
             if content in conflicts:
@@ -294,10 +186,10 @@ def stored(
         tree = _tree.read(data, f"rank {rank}")
         optimizers.add(tree, f"rank {rank}")
         for name, content in tree.entries:
-            name_again(rank, name, content)
+            name_again(name, content)
     params = {name: each for name, each in optimizers.params.items() if name not in state}
     for name, content in optimizers.found():
-        name_again(0, name, content)
+        name_again(name, content)
     # In the order in which the state dict had them, not that of the images; DCP's readers of whole
     # checkpoints go by it. And they look every name up.
     state = {
@@ -310,8 +202,34 @@ def stored(
     planner_data = {name: mappings.get(name, (name,)) for name in state}
     return Stored(
         Metadata(state_dict_metadata=state, planner_data=planner_data),
-        sources,
+        tensors,
         objects,
         conflicts,
         params,
+    )
+
+
+def _whole(dtype: str, shape: Sequence[int], name: str) -> TensorStorageMetadata:
+    """In one chunk: what is planned with it is the same however many ranks saved parts."""
+    size = torch.Size(shape)
+    return TensorStorageMetadata(
+        TensorProperties(dtype=dtype_from_name(dtype, name)),
+        size,
+        [ChunkStorageMetadata(torch.Size([0] * len(size)), size)],
+    )
+
+
+def _differing(name: str, own: Sequence[Item]) -> str:
+    kinds = {(each.dtype, tuple(each.shape)) for each in own}
+    ranks = ", ".join(str(each.ranks[0]) for each in own[:_RANKS_SHOWN])
+    more = f" and {len(own) - _RANKS_SHOWN} more" if len(own) > _RANKS_SHOWN else ""
+    what = (
+        "different values"
+        if len(kinds) == 1
+        else "tensors of different types or shapes, "
+        + ", ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds, key=str))
+    )
+    return (
+        f"ranks {ranks}{more} saved {what}. Leave it out of the state that is loaded; one rank's is "
+        f"holdfast.open(…).tensor({name!r}, rank=…)"
     )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
-import math
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
@@ -20,10 +17,8 @@ from torch.futures import Future
 from holdfast import _core, _environment, _fences, _held
 from holdfast._daemon import ensure_daemon
 from holdfast._errors import (
-    CorruptError,
     HoldfastError,
     InvalidArgumentError,
-    NotFoundError,
     NothingToRestoreError,
     RefusedError,
 )
@@ -40,7 +35,8 @@ from holdfast._jobs import (
 from holdfast._policy import Policy, as_core
 from holdfast.dcp import _items
 from holdfast.dcp._checkpoint_id import names_step
-from holdfast.dcp._layout import Source, Stored, stored
+from holdfast.dcp._layout import Item, Stored, stored, wanted_objects
+from holdfast.dcp._reads import Reads
 
 _log = logging.getLogger("holdfast")
 _LOOK_S = 1.0
@@ -70,8 +66,8 @@ class Reader(StorageReader):
     `adopt=False`: never. For evaluation and export beside a run.
 
     `allow_pickle`: objects that were saved as pickles are unpickled, which may run any code.
-    `timeout`: seconds to choose the step (for all ranks to come, if it is adopted), and for each
-    shard.
+    `timeout`: seconds to choose the step (for all ranks to come, if it is adopted), to learn what it
+    is made of, and for each 256 MiB that are read.
     `rank`, `world_size`, `launch`, `socket`: of the job, where the launcher's environment does not
     say it.
     `policy`: a holdfast.Policy, of the job; the first that is given counts.
@@ -112,9 +108,10 @@ class Reader(StorageReader):
         }
         self._load_id = str(uuid.uuid4())
         self._found: tuple[int, int] | None = None  # attempt, step
-        self._views: dict[int, _core.View] = {}  # by rank, while they are read
-        self._damaged: dict[int, list[str]] = {}  # of which rank: tiers whose copy is
+        self._saved_by: int | None = None  # so many ranks
+        self._step_opened: _core.OpenStep | None = None  # while it is loaded
         self._stored: Stored | None = None
+        self._reads: Reads | None = None  # what this rank's plan wants, until it is read
         self._error: HoldfastError | None = None
 
     # For the loop.
@@ -142,7 +139,7 @@ class Reader(StorageReader):
         return False  # never chosen by a path
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        self._views.clear()  # of a load whose plan failed: nobody tells
+        self._reads = None  # of a load whose plan failed: nobody tells
         step = self._step if self._found is None else self._found[1]
         if checkpoint_id is not None and (step is None or not names_step(checkpoint_id, step)):
             raise InvalidArgumentError(
@@ -160,14 +157,14 @@ class Reader(StorageReader):
         # set_up_storage_reader, which comes next, raises it for all ranks.
         try:
             self._error = None
-            self._stored = self._read_layouts()
+            self._reads = None
+            self._stored = self._read_layout()
             metadata = self._stored.metadata
             metadata.storage_meta = StorageMeta(
                 checkpoint_id=f"{self.job}/{self.step}", load_id=self._load_id
             )
             return metadata
         except HoldfastError as error:
-            self._views.clear()
             self._error = error
             return Metadata({}, planner_data={})
 
@@ -176,6 +173,8 @@ class Reader(StorageReader):
             raise self._error
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        # Held from here on: the run beside may give the slots to newer steps.
+        self._reads = self._plan(plan)
         return dataclasses.replace(plan, storage_data=self._found)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -194,32 +193,30 @@ class Reader(StorageReader):
         assert self._stored is not None
         _fences.before_change()  # of what is loaded into; dcp.async_save may be copying it still
         try:
+            reads = self._reads
+            if reads is None or reads.items != _tensor_items(plan):  # planned by another than DCP
+                reads = self._plan(plan)
             wanted = {item.storage_index.fqn for item in plan.items}
-            per_tensor: dict[tuple[int, int], list[tuple[ReadItem, Source]]] = {}
             for item in plan.items:
-                name = item.storage_index.fqn
-                if name in self._stored.conflicts:
-                    raise RefusedError(
-                        f"Reader: {name!r} cannot be put together in step {self.step}: "
-                        f"{self._stored.conflicts[name]}"
-                    )
                 if item.type == LoadItemType.BYTE_IO:
                     self._read_object(item, planner, wanted)
-                    continue
-                source = self._stored.source(item.storage_index)
-                per_tensor.setdefault((source.rank, source.index), []).append((item, source))
-            wanted_ranks = {rank for rank, _ in per_tensor}
-            for rank in self._views.keys() - wanted_ranks:
-                del self._views[rank]
-            for rank in wanted_ranks - self._views.keys():
-                self._views[rank] = self._shard(rank)
-            for (rank, index), items in per_tensor.items():
-                _read_tensor(functools.partial(self._read, rank, index), items, planner)
+            reads.into(planner)
         finally:
-            self._views.clear()  # and so the slots that they hold
+            self._reads = reads = self._step_opened = None  # and so the slots that they hold
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _plan(self, plan: LoadPlan) -> Reads:
+        assert self._stored is not None and self._step_opened is not None
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if name in self._stored.conflicts:
+                raise RefusedError(
+                    f"Reader: load step {self.step} of job {self.job!r}: {name}: "
+                    f"{self._stored.conflicts[name]}"
+                )
+        return Reads(self._step_opened, _tensor_items(plan), self._stored)
 
     def _choose(self) -> tuple[int, int]:
         """Attempt and step. Asked again it says the same: dcp.load after `find` loads what was
@@ -233,8 +230,9 @@ class Reader(StorageReader):
             return self._found
         if shared is not None and shared.has_begun:
             shared.wait_committed(self._step, self._timeout)
-        view = self._attach(0, self._step, self._attempt)
+        view = self._attach(self._step, self._attempt)
         self._found = view.attempt, view.step
+        self._saved_by = view.world_size
         if self._adopt is None:
             if shared is None:
                 remember_loaded(self.job, view.attempt, view.step)
@@ -293,71 +291,45 @@ class Reader(StorageReader):
             return []  # adopting says what is wrong
         return [(each.attempt, each.step) for each in found if each.on_line]
 
-    def _attach(
-        self, rank: int, step: int | None, attempt: int, without: Sequence[str] = ()
-    ) -> _core.View:
+    def _socket_path(self) -> str:
         shared = open_job(self.job)
-        if shared is not None:
-            socket = shared.socket
-        else:
-            socket = ensure_daemon(self._socket or None, start=False)
-        return _core.attach(
-            self.job,
-            rank=rank,
-            step=step,
-            attempt=attempt,
-            socket=socket,
-            timeout=self._timeout,
-            without=without,
+        return (
+            shared.socket
+            if shared is not None
+            else ensure_daemon(self._socket or None, start=False)
         )
 
-    def _read_layouts(self) -> Stored:
-        self._choose()
-        shards = []
-        rank, world_size = 0, 1
-        while rank < world_size:
-            # Kept until they are read: the run beside may give their slots to newer steps.
-            view = self._views[rank] = self._shard(rank)
-            shards.append((view.tensors, view.objects))
-            world_size = view.world_size
-            rank += 1
-        return stored(shards)
+    def _attach(self, step: int | None, attempt: int) -> _core.View:
+        """The shard of rank 0, which says what the step is."""
+        return _core.attach(
+            self.job,
+            step=step,
+            attempt=attempt,
+            socket=self._socket_path(),
+            timeout=self._timeout,
+        )
 
-    def _shard(self, rank: int) -> _core.View:
-        """Of the step that was chosen, and of no other."""
-        assert self._found is not None
-        attempt, step = self._found
-        view = self._attach(rank, step, attempt, self._damaged.get(rank, ()))
-        if (view.attempt, view.step) != (attempt, step):
-            raise NotFoundError(
-                f"Reader: asked for step {step} of attempt {attempt}, rank {rank} came with "
-                f"step {view.step} of attempt {view.attempt}"
-            )
-        return view
-
-    def _read(self, rank: int, index: int, address: int) -> None:
-        """Copies a tensor of a shard, verified. A copy that is damaged gives way to the next tier's."""
-        while True:
-            view = self._views[rank]
-            try:
-                view.read(index, address)
-                return
-            except CorruptError:
-                damaged = self._damaged.setdefault(rank, [])
-                if view.tier in damaged:
-                    raise  # the daemon has given a copy of which it was told
-                damaged.append(view.tier)
-                try:
-                    self._views[rank] = self._shard(rank)
-                    continue
-                except HoldfastError as error:
-                    _log.warning("job %s: no other copy: %s", self.job, error)
-                raise
+    def _read_layout(self) -> Stored:
+        attempt, step = self._choose()
+        if self._saved_by is None:
+            self._saved_by = self._attach(step, attempt).world_size
+        # No other shard is attached before it is planned what is wanted of it: the daemon has the
+        # records of all of them.
+        self._step_opened = _core.open_step(
+            self.job,
+            step=step,
+            attempt=attempt,
+            world_size=self._saved_by,
+            socket=self._socket_path(),
+            timeout=self._timeout,
+        )
+        items = [Item(*each) for each in self._step_opened.items]
+        return stored(items, self._step_opened.objects(wanted_objects(items)))
 
     def _read_object(self, item: ReadItem, planner: LoadPlanner, wanted: set[str]) -> None:
         assert self._stored is not None
         name = item.storage_index.fqn
-        _, data, codec = self._stored.objects[name]
+        data, codec = self._stored.objects[name]
         if name in self._stored.params:
             data = self._stored.params[name].wanted(wanted)
         planner.load_bytes(
@@ -365,43 +337,5 @@ class Reader(StorageReader):
         )
 
 
-def _read_tensor(
-    read: Callable[[int], None], items: list[tuple[ReadItem, Source]], planner: LoadPlanner
-) -> None:
-    """All that is wanted of one tensor of a shard. It is verified as it is copied: straight into
-    its place where all of it goes to one, else into memory that is ours for as long as parts of it
-    are handed on.
-    """
-    if len(items) == 1:
-        (item, source) = items[0]
-        target = planner.resolve_tensor(item).detach()
-        if (
-            source.whole
-            and tuple(item.lengths) == source.place.local_shape
-            and tuple(target.shape) == source.place.local_shape
-            and target.dtype == source.dtype
-            and target.device.type == "cpu"
-            and target.is_contiguous()
-            and type(target) is torch.Tensor
-            and not (target.is_conj() or target.is_neg())
-        ):
-            read(target.data_ptr())
-            planner.commit_tensor(item, target)
-            return
-    first = items[0][1]
-    flat = torch.empty(first.elements, dtype=first.dtype, device="cpu")
-    read(flat.data_ptr())
-    for item, source in items:
-        chunk = flat[source.first : source.first + math.prod(source.place.local_shape)].reshape(
-            source.place.local_shape
-        )
-        for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths)):
-            chunk = chunk.narrow(dimension, offset, length)
-        target = planner.resolve_tensor(item).detach()
-        if target.shape != chunk.shape:
-            raise InvalidArgumentError(
-                f"load: {item.storage_index.fqn}: the plan wants shape {tuple(chunk.shape)} put "
-                f"into {tuple(target.shape)}"
-            )
-        target.copy_(chunk)
-        planner.commit_tensor(item, target)
+def _tensor_items(plan: LoadPlan) -> list[ReadItem]:
+    return [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
