@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from torch.distributed.tensor import DTensor
 
 import holdfast.dcp
-from daemons import DEADLINE_S, Daemon
+from daemons import Daemon
 from holdfast import _state, _torch_types
 
 Optimizer = torch.optim.Optimizer
@@ -421,7 +421,7 @@ def test_a_rank_that_fails_leaves_nobody_in_a_collective(daemon: Daemon) -> None
             assert_same(seen(optim, model), seen(optim, model))
         return str(caught.value)
 
-    for said in run_ranks(2, work, deadline_s=DEADLINE_S / 4):
+    for said in run_ranks(2, work):
         assert "'more' was not saved" in said
 
 
