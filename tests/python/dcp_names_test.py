@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.logger import _dcp_logger
 
 import holdfast
 from daemons import Daemon
 from holdfast import _jobs
 from holdfast.dcp import Reader, Writer
+from holdfast.dcp._staging import Flattened
 
 _dcp_logger.setLevel(logging.ERROR)
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -116,3 +118,62 @@ def test_other_readers_find_tied_tensors_by_the_name_that_comes_first(
     assert len(loaded) < len(model.state_dict())
     for name, value in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], value), name
+
+
+W, V = torch.ones(2), torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        {"model": {"w": W, "v": torch.nn.Parameter(V)}, "epoch": 3},
+        {"optim": {"state": {0: {"step": W, "m": V}, 1: {}}, "groups": [{"lr": 0.1, "p": [0, 1]}]}},
+        {"a": [1, 2], "b": [W, 3, [V]], "c": [[1], [2]], "d": (W, V), "e": [], "f": {}},
+        {"a": [[], {}], "b": [{"x": [W]}], 7: {None: W, True: V, 1.5: "text"}},
+    ],
+)
+def test_a_staged_state_has_the_names_that_dcp_gives_it(nested: dict[Any, Any]) -> None:
+    flat = Flattened(nested)
+    values, mappings = flatten_state_dict(nested)
+    assert flat.names == list(values)
+    assert all(a is b for a, b in zip(flat.values, values.values(), strict=True))
+    assert flat.mappings == mappings
+    flat.fill(flat.values)
+    again, _ = flatten_state_dict(dict(flat.outline))
+    assert list(again) == list(values)
+    assert all(again[name] is values[name] for name in values)
+
+
+def test_a_name_that_is_made_twice_is_refused_as_dcp_does() -> None:
+    nested = {"a": {"b": W}, "a.b": V}
+    for flatten in (flatten_state_dict, Flattened):
+        with pytest.raises(ValueError, match=r"duplicated flatten key a\.b"):
+            flatten(nested)
+
+
+def test_tensors_that_change_names_between_saves_are_saved_under_the_new_ones() -> None:
+    """All look alike, so that only the names say that this is not the state of the save before."""
+
+    def tensor(value: float) -> torch.Tensor:
+        return torch.full((3,), value)
+
+    states: list[dict[str, Any]] = [
+        {"a": tensor(1), "b": tensor(2), "c": 3},
+        {"b": tensor(4), "a": tensor(5), "c": 3},
+        {"a": tensor(6), "b": 7, "c": tensor(8)},
+        {"a": tensor(9), "b": 7, "c": tensor(10).to(torch.float64)},
+        {"a": tensor(11), "b": 7, "c": tensor(12).to(torch.float64)},
+    ]
+    for step, nested in enumerate(states):
+        dcp.async_save(nested, storage_writer=Writer("job", step=step)).result()
+        loaded = {
+            name: torch.zeros_like(each) if isinstance(each, torch.Tensor) else None
+            for name, each in nested.items()
+        }
+        dcp.load(loaded, storage_reader=Reader("job", step=step, adopt=False))
+        for name, each in nested.items():
+            assert (
+                torch.equal(loaded[name], each)
+                if isinstance(each, torch.Tensor)
+                else loaded[name] == each
+            ), (step, name)
