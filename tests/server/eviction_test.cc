@@ -394,7 +394,7 @@ TEST(Evictions, AUserHasNoMoreThanItsLimit) {
   TestClient other = node.Connect(202, 2000);
   ASSERT_TRUE(other.Join("others", 0, 1));
   EXPECT_TRUE(other.Save(1)) << "the node has room for others";
-  EXPECT_EQ(rank.Reason(TestClient::BeginFrame(9, 4 * kSlot)), Failure::REASON_NO_ROOM);
+  EXPECT_EQ(rank.Reason(TestClient::BeginFrame(9, 4 * kSlot)), Failure::REASON_TOO_LARGE);
 }
 
 }  // namespace

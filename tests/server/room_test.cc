@@ -140,7 +140,7 @@ TEST(Room, ASaveLargerThanTheBudgetIsRefusedWithTheNumbers) {
   TestClient a = h.Connect(100);
   ASSERT_TRUE(a.Join("job", 0, 1));
   const v1::DaemonFrame refused = a.Call(TestClient::BeginFrame(1, 1001 * kSlot));
-  EXPECT_EQ(refused.failure().reason(), Failure::REASON_NO_ROOM);
+  EXPECT_EQ(refused.failure().reason(), Failure::REASON_TOO_LARGE);
   EXPECT_NE(refused.failure().message().find("2 GiB"), std::string::npos)
       << refused.failure().message();
   EXPECT_TRUE(h.files.empty());

@@ -79,8 +79,6 @@ struct Saved : SavedWorld {
 TEST(StartsOver, IfAllRanksFindAnotherRunsStep) {
   Saved w;
   w.ExpectAllStartOver();
-  EXPECT_THAT(w.h.Committed("job"), ::testing::UnorderedElementsAre("1:1", "1:2"))
-      << "what was saved is kept";
   ASSERT_TRUE(w.Save(1)) << "the steps count anew";
   w.Again(2);
   for (const v1::SessionOutcome& offered : w.EnterAll()) {
@@ -114,15 +112,6 @@ TEST(StartsOver, BeforeTheFirstCommitARestartStartsFromScratchAgain) {
   w.Reboot();
   w.Again(2);
   w.ExpectAllStartOver();
-}
-
-TEST(StartsOver, ARankThatIsReplacedHearsOfIt) {
-  Saved w;
-  w.ExpectAllStartOver();
-  w.h.Kill(w.ranks[1]);
-  w.ranks[1] = w.h.Connect(w.next_pid++);
-  ASSERT_TRUE(w.ranks[1].Join("job", 1, 2));
-  EXPECT_EQ(w.ranks[1].Reason(ToEnter("b")), Failure::REASON_NOTHING_TO_RESTORE);
 }
 
 TEST(StartsOver, NotIfOneRankFindsItsLabel) {
@@ -184,21 +173,6 @@ TEST(StartsOver, NotFromAStepThatAPersonChose) {
   }
   EXPECT_FALSE(w.Newest().decided());
   EXPECT_EQ(w.EnterAll().front().step(), 1u) << "it is still what the next session loads";
-}
-
-TEST(StartsOver, NotOneRankAloneInAnAttemptThatGoesOn) {
-  Saved w;
-  const auto offered = w.EnterAll();
-  w.All([&](size_t i) { return TestClient::ReportFrame(offered[i], true, false, 60'000); });
-  w.h.Kill(w.ranks[1]);
-  w.ranks[1] = w.h.Connect(w.next_pid++);
-  ASSERT_TRUE(w.ranks[1].Join("job", 1, 2));
-  const v1::DaemonFrame again = w.ranks[1].Call(ToEnter("c"));
-  ASSERT_TRUE(again.has_enter_session()) << again.ShortDebugString();
-  const v1::Failure failure = w.ranks[1].Call(OfAnotherRun(again.enter_session())).failure();
-  EXPECT_EQ(failure.code(), Code(absl::StatusCode::kFailedPrecondition));
-  EXPECT_THAT(failure.message(), HasSubstr("start all ranks again"));
-  EXPECT_EQ(w.Newest().parent_attempt(), 1u);
 }
 
 TEST(StartsOver, WithAnotherNumberOfRanks) {
