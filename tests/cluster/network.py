@@ -12,17 +12,20 @@ end with this process, however it ends. What may stay is the directory of a run 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pathlib
 import re
 import shutil
 import sys
 import tempfile
+import time
 from types import TracebackType
 
 from . import system_calls as sc
 from .links import Links
 from .node import ADDRESS_PREFIX, PROGRAMS, Node, run_in_network
+from .process import DEADLINE_S
 
 DIRECTORY_PREFIX = "holdfast-cluster-"
 MEMORY_BYTES = 512 << 20
@@ -125,10 +128,21 @@ class Network:
             "link set lo up\nlink set eth0 addrgenmode none\nlink set eth0 up\n"
             f"address add {node.address}/24 broadcast {ADDRESS_PREFIX}255 dev eth0\n",
         )
+        # The kernel drops what is sent until it has taken note, after the commands above, that both ends have a carrier.
+        deadline = time.monotonic() + DEADLINE_S
+        while not (
+            _is_up(self.administer("ip", ["-json", "link", "show", "dev", node.port]))
+            and _is_up(node.administer("ip", ["-json", "link", "show", "dev", "eth0"]))
+        ):
+            assert time.monotonic() < deadline, f"the link of {node} does not come up"
         self.links.plugged_in(node)
 
     def unplug(self, node: Node) -> None:
         self.administer("ip", ["link", "delete", node.port])
+
+
+def _is_up(told: str) -> bool:
+    return json.loads(told)[0]["operstate"] == "UP"
 
 
 def remove_what_killed_runs_left(place: pathlib.Path) -> None:

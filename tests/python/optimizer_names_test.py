@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from dcp_layout_test import Info
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from holdfast import CorruptError
 from holdfast._state import TREE, Flattener
-from holdfast.dcp._layout import Stored, stored
+from holdfast.dcp import _layout
+from holdfast.dcp._layout import Item, Stored, wanted_objects
 from holdfast.dcp._optimizers import Names
 
-Shard = tuple[list[Info], list[tuple[str, bytes, str | None]]]
+# Tensors: name, type and shape; objects: name, data and codec.
+Shard = tuple[list[tuple[str, str, tuple[int, ...]]], list[tuple[str, bytes, str | None]]]
 
 
 def shard(state: dict[str, Any]) -> Shard:
     """What a rank saves of it."""
     flat = Flattener(allow_pickle=False, fences=lambda _: False).run(state)
-    infos = [Info(name, shape, dtype=dtype) for name, dtype, shape, *_ in flat.specs]
-    return infos, flat.objects
+    return [(name, dtype, tuple(shape)) for name, dtype, shape, *_ in flat.specs], flat.objects
+
+
+def stored(shards: Sequence[Shard]) -> Stored:
+    """The step that these ranks saved; tensors of one name and shape are one tensor."""
+    kinds: dict[str, dict[tuple[str, tuple[int, ...]], int]] = {}  # with the rank that has it first
+    objects = []
+    for rank, (of_tensors, of_objects) in enumerate(shards):
+        for name, dtype, shape in of_tensors:
+            kinds.setdefault(name, {}).setdefault((dtype, shape), rank)
+        objects += [(Item(each[0], None, [], [rank], ""), each) for each in of_objects]
+    tensors = [
+        Item(name, dtype, shape, [rank] if len(found) > 1 else [], "")
+        for name, found in kinds.items()
+        for (dtype, shape), rank in found.items()
+    ]
+    wanted = wanted_objects([item for item, _ in objects])
+    items = [item for item, _ in objects] + tensors
+    return _layout.stored(items, [objects[index][1] for index in wanted])
 
 
 def stepped(model: torch.nn.Module, *groups: Any, kind: Any = torch.optim.AdamW) -> Any:
@@ -43,13 +62,13 @@ def check(found: Stored, of: str, wanted: dict[str, Any], names: dict[int, str])
     flat, _ = flatten_state_dict({of: wanted})
     for name, value in flat.items():
         if isinstance(value, torch.Tensor):
-            assert found.sources[name] is found.sources[names[id(value)]], name
+            assert found.tensors[name] == found.tensors[names[id(value)]], name
             assert found.metadata.state_dict_metadata[name].size == value.shape
         elif name in found.params:
             assert json.loads(found.params[name].wanted(set(flat))) == value, name
         else:
             wanted_json = {"$tuple": list(value)} if isinstance(value, tuple) else value
-            assert json.loads(found.objects[name][1]) == wanted_json, name
+            assert json.loads(found.objects[name][0]) == wanted_json, name
 
 
 def test_every_form_of_state_dict() -> None:
@@ -101,7 +120,7 @@ def test_what_two_things_would_be_called_is_no_name() -> None:
     assert "optim.state.a.0.weight.exp_avg" in names and "optim.state.b.0.weight.exp_avg" in names
     assert "optim.state.0.weight.exp_avg" not in names  # of a, or of b?
     assert "optim.state.7.exp_avg" in names  # the eighth of all
-    assert json.loads(found.objects["optim.param_groups.0.params"][1]) == list(range(8))
+    assert json.loads(found.objects["optim.param_groups.0.params"][0]) == list(range(8))
     assert found.params == {}
     # Names that are numbers, in another order.
     backwards = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(n)) for n in (1, 2)])
@@ -121,7 +140,7 @@ def test_ranks_with_optimizers_of_their_own() -> None:
     names = found.metadata.state_dict_metadata
     for name in ("first", "last"):
         alias, own = f"optim.state.{name}.weight.step", f"optim.state.model.{name}.weight.step"
-        assert found.sources[alias] is found.sources[own]
+        assert found.tensors[alias] == found.tensors[own]
         assert f"optim.param_groups.{name}.weight.lr" in names
     assert "optim.state.0.step" not in names and "optim.param_groups.0.params" not in names
     assert found.params == {}
@@ -138,11 +157,11 @@ def test_no_name_hides_what_was_saved() -> None:
     found = stored([shard(state)])
     names = found.metadata.state_dict_metadata
     assert names["optim.state.0.weight.exp_avg"].size == (7,)
-    assert found.objects["optim.state.0.step"][1] == b"5"
-    assert found.objects["optim.param_groups.0.params"][1] == b'"mine"'
-    assert found.objects["optim.param_groups.0.lr"][1] == b'"mine"'
+    assert found.objects["optim.state.0.step"][0] == b"5"
+    assert found.objects["optim.param_groups.0.params"][0] == b'"mine"'
+    assert found.objects["optim.param_groups.0.lr"][0] == b'"mine"'
     assert found.params == {}
-    assert found.sources["optim.state.0.bias.exp_avg"]  # the rest has its names
+    assert found.tensors["optim.state.0.bias.exp_avg"]  # the rest has its names
 
 
 def test_a_conflict_is_one_under_every_name() -> None:
@@ -164,7 +183,7 @@ def test_tensors_among_the_groups_values() -> None:
     optim = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.25))
     found = stored([shard({"model": model, "optim": optim})])
     for name in ("optim.param_groups.0.lr", "optim.param_groups.1.bias.lr"):
-        assert found.sources[name] is found.sources["optim.groups.0.lr"]
+        assert found.tensors[name] == found.tensors["optim.groups.0.lr"]
 
 
 def test_thousands_of_ranks_read_one_optimizer_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +197,7 @@ def test_thousands_of_ranks_read_one_optimizer_once(monkeypatch: pytest.MonkeyPa
     put = Names._put_params
     monkeypatch.setattr(Names, "_put_params", lambda *of: (read.append(of[1]), put(*of)))
     found = stored([(tensors, objects), *((tensors, others) for _ in range(2000))])
-    assert found.sources["optim.state.0.weight.exp_avg"]
+    assert found.tensors["optim.state.0.weight.exp_avg"]
     assert read == ["optim.param_groups.0.params"]
 
 
@@ -191,7 +210,7 @@ def test_parameters_that_have_other_numbers_on_other_ranks() -> None:
         shards.append(shard({"model": model, "optim": optim}))
     found = stored(shards)
     assert "optim.param_groups.1.params" not in found.metadata.state_dict_metadata
-    assert found.params == {} and found.sources["optim.state.w.weight.exp_avg"]
+    assert found.params == {} and found.tensors["optim.state.w.weight.exp_avg"]
 
 
 @pytest.mark.parametrize(
