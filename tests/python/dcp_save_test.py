@@ -1242,7 +1242,7 @@ def test_reading_in_the_middle_of_a_run_discards_nothing(step: int | None, caplo
     caplog.clear()
     ckpt.save(2, target, wait="committed")
     ckpt.close()
-    holdfast.Checkpointer("job").close()  # a later one in this process joins anew
+    holdfast.Checkpointer("job").close()  # a later one in this process joins again
     assert [(each.step, each.on_line) for each in holdfast.checkpoints("job")] == [
         (2, True),
         (1, True),

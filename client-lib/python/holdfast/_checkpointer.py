@@ -216,7 +216,7 @@ class Checkpointer:
     def _await(self, handle: Handle, stage: Stage, timeout: float | None) -> None:
         try:
             if timeout is None and stage != "snapshot":
-                # A tier's speed is known to whoever waits for it. That a step is not committed is not a matter of speed.
+                # Who waits for a tier knows how fast it is. A step that does not commit is another matter.
                 first: Stage = "sealed" if stage == "sealed" else "committed"
                 handle.wait(first, _WAIT_S)
             handle.wait(stage, timeout)
@@ -292,7 +292,7 @@ class Checkpointer:
         for key, error in self._half_restored.items():
             raise RefusedError(
                 f"{what}: a restore has failed after it had changed {key!r} in part "
-                f"({error}): restore {key!r} again first, or, if it was made anew since, go on with another Checkpointer"
+                f"({error}): restore {key!r} again first, or, if it is a new object since then, go on with another Checkpointer"
             )
         specs, tensors = self._layout
         if tensors is None or flat.specs != specs:

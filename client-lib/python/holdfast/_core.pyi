@@ -240,7 +240,7 @@ class KeptParts:
         """Copies each part to its address (0: not this time), verified."""
 
 class OpenStep:
-    """What a step is made of, whoever saved which part."""
+    """What a step is made of, whichever rank saved which part."""
 
     # Tensors by name, then objects: (name, dtype or None of an object, shape, ranks, problem). Ranks of
     # an object: who had this one; of a tensor: none, or the one rank whose own it is.

@@ -171,7 +171,7 @@ def describe(
     try:
         made.rows = list(rows(parts))
     except (RuntimeError, ValueError):
-        made.paths = []  # of another kind of memory: to be described anew each time
+        made.paths = []  # of another kind of memory: to be described again each time
     return made
 
 

@@ -33,7 +33,7 @@ _log = logging.getLogger("holdfast")
 
 
 class HeldSave:
-    """A save that is sealed or given up, once, by whoever comes first.
+    """A save that is sealed or given up, once, by the thread that comes first.
 
     `sources`: what the copy reads. It is kept until the copy has ended, whatever is raised before
     then and wherever; so make one in the expression that begins the save.

@@ -162,7 +162,7 @@ class SharedJob:
         return self._group is not None and (group is None or group is not _group())
 
     def close(self) -> None:
-        """Leaves the job at once, whoever uses it. The next `job_for` of its name joins anew."""
+        """Leaves the job at once, even if it is in use. The next `job_for` of its name joins again."""
         with _lock:
             self._forget()
         with _held.alone(self, "the end of the job in this process", 0.0):
@@ -289,7 +289,7 @@ def _check_same(shared: SharedJob, asked: Mapping[str, Any]) -> None:
         )
         raise InvalidArgumentError(
             f"job {shared.name!r} is open in this process with {what}={getattr(shared, what)!r}: "
-            f"it cannot be {wanted!r} as well. To join it anew, {way_out}"
+            f"it cannot be {wanted!r} as well. To join it again, {way_out}"
         )
 
 
@@ -304,7 +304,7 @@ def open_job(name: str, **asked: Any) -> SharedJob | None:
         if not _differences(shared, asked):
             return shared
         _log.info(
-            "job %s: left as rank %d of %d, to join it anew",
+            "job %s: left as rank %d of %d, to join it again",
             name,
             shared.rank,
             shared.world_size,

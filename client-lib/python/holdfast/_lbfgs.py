@@ -20,6 +20,6 @@ def refuse_lbfgs(path: str, value: Any) -> None:
     if any(map(_torch_types.is_dtensor, parameters)):
         raise InvalidArgumentError(
             f"{path}: is an LBFGS over DTensors, which a Checkpointer does not save: its state is one flat tensor of all parameters, "
-            "which cannot be restored on another number of ranks. Leave the optimizer out of the state, and make it anew after "
+            "which cannot be restored on another number of ranks. Leave the optimizer out of the state, and make a new one after "
             "restore; or give it parameters that are whole on each rank (DistributedDataParallel)"
         )

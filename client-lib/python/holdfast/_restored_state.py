@@ -104,7 +104,7 @@ def holds_tensors(value: Any) -> bool:
 
 
 class Wanted:
-    """What a state wants of a shard, and where to. Made anew for each copy that is tried.
+    """What a state wants of a shard, and where to. A new one is made for each copy that is tried.
 
     wanted = Wanted(state, saved, objects, strict=True, allow_pickle=False, fresh=FreshStates(state))
     # load wanted.specs to wanted.addresses

@@ -249,7 +249,7 @@ def _prepare(spill: Spill, place: str) -> None:
     token = os.path.join(spill.directory, "token")
     known = os.path.join(place, "spill")
     here = _read(token).decode(errors="replace")
-    begun = here  # of an earlier start; written anew only if it changes
+    begun = here  # of an earlier start; written again only if it changes
     expected, _, where = _read(known).decode(errors="replace").partition(" ")
     if where != spill.directory:
         expected = ""  # this place used none, or another one

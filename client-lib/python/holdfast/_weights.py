@@ -208,7 +208,7 @@ class _Collected:
         if sum(self._nbytes.values()) > nbytes_max:  # of a few bytes that they share
             raise InvalidArgumentError(
                 f"read '{self._path}': tensors of more than {nbytes_max} bytes in a file of {self._path.stat().st_size}: save them "
-                "anew, each tensor by itself (tensor.clone())"
+                "again, each tensor by itself (tensor.clone())"
             )
         return self._weights
 

@@ -9,7 +9,7 @@
 
     model = …
     ckpt = holdfast.Checkpointer("llama-7b")
-    ckpt.restore({"model": model})          # the imported weights; what is not in there (an optimizer) begins anew
+    ckpt.restore({"model": model})          # the imported weights; what is not in there (an optimizer) begins from nothing
 
 What is no tensor is left out, and said. Nothing that a source holds is executed.
 """

@@ -107,7 +107,7 @@ class Item(NamedTuple):
 
 @dataclasses.dataclass
 class Stored:
-    """A step as DCP sees it: each tensor whole, whoever saved which part of it."""
+    """A step as DCP sees it: each tensor whole, whichever rank saved which part of it."""
 
     metadata: Metadata
     # By name of DCP's: the name under which the tensor was saved (tied ones are saved once).

@@ -302,7 +302,7 @@ class Writer(StorageWriter):
         self._save.wait(stage, self._timeout if timeout is None else timeout)
 
     def _shared(self) -> SharedJob:
-        """Joined once: a job that is closed in the middle of a save is not joined anew, as a run of its own."""
+        """Joined once: a job that is closed in the middle of a save is not joined again, as a run of its own."""
         if self._joined is None:
             options = self._job_options
             if open_job(self.job, **options) is None:
