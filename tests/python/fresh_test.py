@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -272,6 +274,41 @@ def test_a_drive_that_cannot_be_read_is_waited_for(drive: Daemon, caplog) -> Non
         assert ckpt.last_restored is None
         ckpt.save(0, state(0), wait="committed")
     assert Run("run-2", policy=EACH).end() == 0
+
+
+def give_up(daemon: Daemon, _: str) -> None:
+    daemon.ctl("restore", "job", "--from-scratch", "--yes")
+
+
+def forget_drive(daemon: Daemon, said: str) -> None:
+    daemon.ctl("forget-drive", re.findall("forget-drive ([0-9a-f]+)", said)[0], "--yes")
+
+
+class AtFirstWarning(logging.Handler):
+    """Does something, once, when a wait is told, as an operator who reads the log."""
+
+    def __init__(self, act: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self.acted, self._act = False, act
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        if "waits" in said and not self.acted:
+            self.acted = True
+            self._act(said)
+
+
+@pytest.mark.parametrize("end", [give_up, forget_drive])
+def test_the_wait_ends_with_its_cause(
+    drive: Daemon, end: Callable[[Daemon, str], None], request: pytest.FixtureRequest
+) -> None:
+    Run("run-1", policy=EACH).save(5, wait="nvme").end()
+    take_away(drive)
+    operator = AtFirstWarning(lambda said: end(drive, said))
+    logging.getLogger("holdfast").addHandler(operator)
+    request.addfinalizer(lambda: logging.getLogger("holdfast").removeHandler(operator))
+    assert Run("run-2", policy=EACH).save(0).end() is None
+    assert operator.acted
 
 
 def test_a_run_whose_own_step_can_be_read_does_not_wait(drive: Daemon, caplog) -> None:
