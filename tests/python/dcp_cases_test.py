@@ -10,9 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # here, once: each rank would import it, which takes a second
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from parallel_test import Model, assert_same, fsdp2, made, train
+from parallel_test import (
+    Model,
+    assert_same,
+    fsdp2,
+    fsdp2_over_tp,
+    local,
+    made,
+    tensor_parallel,
+    train,
+)
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -24,6 +34,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
+    set_optimizer_state_dict,
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
@@ -208,7 +219,8 @@ def spread(ranks: int, places: dict[str, Any], fill: float | None = None) -> dic
         for key, shape in SHAPES.items():
             value = torch.arange(float(torch.Size(shape).numel())).view(shape) + len(name)
             value = value if fill is None else torch.full_like(value, fill)
-            found[f"{name}/{key}"] = distribute_tensor(value, of, placements)
+            # Each rank takes its part of what all have: nothing is sent.
+            found[f"{name}/{key}"] = distribute_tensor(value, of, placements, src_data_rank=None)
     return found
 
 
@@ -226,7 +238,7 @@ def test_every_placement_into_every_other(daemon: Daemon, ranks: int) -> None:
             }
             found = spread(ranks, other, fill=-1.0)
             load(found)
-            assert_same(whole(spread(ranks, other)), whole(found))
+            assert_same(local(spread(ranks, other)), local(found))
 
     run_ranks(4, write)
     run_ranks(ranks, read)
@@ -274,6 +286,35 @@ def test_experts_on_a_part_of_the_ranks(daemon: Daemon) -> None:
 # ---- Models and optimizers ----
 
 
+def hsdp(model: Model) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+CHAIN = [(fsdp2, 2), (hsdp, 4), (fsdp2_over_tp, 4), (tensor_parallel, 2), (fsdp2, 3), (fsdp2, 1)]
+
+
+def test_training_goes_through_all_ways_to_shard(daemon: Daemon) -> None:
+    """Each start loads what the one before saved, trains, and saves."""
+    before: Any = None
+    for number, (wrap, ranks) in enumerate(CHAIN):
+
+        def work(rank: int, wrap: Any = wrap, number: int = number, before: Any = before) -> Any:
+            model, optim = made(wrap, seed=number)
+            if number:
+                state = both(model, optim)
+                dcp.load(state, storage_reader=Reader("job"))  # the run goes on from there
+                put(model, optim, state)
+                assert_same(before, whole(both(model, optim)))
+            train(model, optim, 1, alike=True)
+            save(both(model, optim), step=number)
+            return whole(both(model, optim))
+
+        before = run_ranks(ranks, work)[0]
+
+
 def test_a_model_and_its_optimizer_are_objects_with_a_state(daemon: Daemon) -> None:
     """Passed as they are; numbers name the optimizer's parameters then."""
 
@@ -289,6 +330,43 @@ def test_a_model_and_its_optimizer_are_objects_with_a_state(daemon: Daemon) -> N
         assert_same(whole(both(model, optim)), whole(both(other, other_optim)))
 
     run_ranks(2, work)
+
+
+def test_a_whole_state_that_rank_0_alone_saves_loads_and_spreads(daemon: Daemon) -> None:
+    """All ranks agree on the step by find(), and so the run goes on: on other ranks than before."""
+
+    def save_whole(model: nn.Module, optim: Any, step: int) -> Any:
+        state = both(model, optim, full_state_dict=True, cpu_offload=True)
+        assert bool(state["model"]) is (dist.get_rank() == 0)
+        save(state, step)
+        return whole(both(model, optim))
+
+    def write(rank: int) -> Any:
+        return save_whole(*trained(fsdp2), step=1)
+
+    def read(rank: int) -> Any:
+        model, optim = made(fsdp2, seed=4)
+        reader = Reader("job")
+        assert reader.find() == 1
+        state: dict[str, Any] = {"model": {}, "optim": {}}
+        if rank == 0:
+            state = both(*made(lambda model: model, seed=4))
+            dcp.load(state, storage_reader=reader, no_dist=True)
+        spread = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        # One after the other. set_state_dict sets nothing of a model on a rank whose state of it is
+        # empty, and rank 0 would wait for the others.
+        set_model_state_dict(model, state["model"], options=spread)
+        set_optimizer_state_dict(model, optim, state["optim"], options=spread)
+        found = whole(both(model, optim))
+        for group in found["optim"]["param_groups"]:
+            group["betas"] = tuple(group["betas"])  # torch makes a list of it when it spreads
+        train(model, optim, 1, alike=True)
+        save_whole(model, optim, step=2)
+        return found
+
+    expected = run_ranks(2, write)[0]
+    for found in run_ranks(3, read):
+        assert_same(expected, found)
 
 
 def test_several_optimizers_groups_and_tied_weights(daemon: Daemon) -> None:
