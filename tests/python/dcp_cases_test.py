@@ -4,6 +4,7 @@ DTensors on meshes, get_state_dict and set_state_dict with their options, planne
 from __future__ import annotations
 
 import logging
+import pathlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from parallel_test import (
     train,
 )
 from ranks import run_ranks
+from relay import ATTACH, relayed
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.api import CheckpointException
@@ -42,6 +44,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from daemons import DEADLINE_S, Daemon
+from holdfast import _core
 from holdfast.dcp import Reader, Writer
 
 _dcp_logger.setLevel(logging.ERROR)
@@ -153,9 +156,8 @@ def blank(value: Any) -> Any:
 
 @pytest.mark.parametrize("flatten", [True, False])
 def test_nested_states(daemon: Daemon, flatten: bool) -> None:
-    state = {key: NESTED[key] for key in NESTED if flatten or key not in ("ints",)}
-    if not flatten:  # then the keys at the top name values, and those below are within objects
-        state = {"half": NESTED["half"], "scalar": NESTED["scalar"], "values": NESTED["values"]}
+    # Not flattened, all that is no tensor at the top is an object.
+    state = {key: NESTED[key] for key in (NESTED if flatten else ("half", "scalar", "values"))}
 
     def work(rank: int) -> None:
         save(state, planner=DefaultSavePlanner(flatten_state_dict=flatten))
@@ -173,7 +175,7 @@ def test_each_rank_has_keys_of_its_own(daemon: Daemon) -> None:
         return {
             f"layers.{2 * rank + i}": {"weight": torch.full((2, 3), fill * (2 * rank + i + 1))}
             for i in range(2)
-        } | {"norm": torch.full((3,), fill)}
+        } | {"norm": torch.full((3,), fill), f"stage.{rank}": [rank, {"fill": fill}]}
 
     def write(rank: int) -> None:
         save(stage(rank, 1.0))
@@ -537,6 +539,32 @@ def test_replicas_are_written_once(daemon: Daemon, lowest: bool) -> None:
         assert_same({str(i): value(i) for i in range(4)}, found)
 
     run_ranks(2, work)
+
+
+def test_values_are_read_once_for_all_ranks(
+    daemon: Daemon, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DCP spreads over the shards what all ranks have."""
+    world = 6
+    values = {f"group.{i}": {"lr": i / 8, "betas": [0.9, i]} for i in range(world)}
+
+    def write(rank: int) -> bool:
+        save(dict(values))
+        shard = _core.attach("job", rank=rank)
+        return any(name.startswith("group.") for name, _, _ in shard.objects)
+
+    def read(rank: int) -> None:
+        found: dict[str, Any] = {name: {"lr": -1.0, "betas": [-1.0, -1]} for name in values}
+        load(found)
+        assert found == values
+
+    assert all(run_ranks(world, write))
+    with relayed(tmp_path / "relay.sock", daemon.socket) as relay:
+        monkeypatch.setenv("HOLDFAST_SOCKET", str(tmp_path / "relay.sock"))
+        run_ranks(world, read)
+        monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
+    # By each rank one to choose the step, and one for names and paths; by one of them all shards.
+    assert relay.requests[ATTACH] <= 3 * world, relay.requests
 
 
 def test_a_planner_that_asks_for_other_names_and_types(daemon: Daemon) -> None:

@@ -12,9 +12,9 @@ from holdfast.dcp._layout import (
     Item,
     Stored,
     decode_mappings,
+    descriptions,
     encode_mappings,
     stored,
-    wanted_objects,
 )
 
 
@@ -38,7 +38,7 @@ def told(*parts: Item | tuple[str, bytes, str | None, list[int]]) -> Stored:
         for index, each in enumerate(parts)
         if not isinstance(each, Item)
     }
-    return stored(items, [contents[index] for index in wanted_objects(items)])  # type: ignore[misc]
+    return stored(items, [contents[index] for index in descriptions(items)])  # type: ignore[misc]
 
 
 def test_a_step_becomes_metadata() -> None:
@@ -59,7 +59,7 @@ def test_a_step_becomes_metadata() -> None:
     assert [(tuple(c.offsets), tuple(c.sizes)) for c in s.chunks] == [((), ())]
     assert isinstance(metadata["epoch"], BytesStorageMetadata)
     # Of values that ranks have of their own the lowest rank's.
-    assert found.objects == {"epoch": (b"1", None), "other": (b"x", "c.1")}
+    assert found.objects == {"epoch": 3, "other": 5}
     assert found.conflicts == {}
 
 

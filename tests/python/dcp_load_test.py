@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 import holdfast
 from daemons import DEADLINE_S, Daemon
 from holdfast import _core, _jobs
-from holdfast.dcp import Reader, _reads
+from holdfast.dcp import Reader, Writer, _reads
 from holdfast.dcp._layout import MAPPINGS, encode_mappings
 
 _dcp_logger.setLevel(logging.ERROR)
@@ -140,6 +140,18 @@ def test_a_rank_attaches_the_shards_it_wants_however_many_there_are(
     attaches, records = asked[12]
     # Of rank 0 to choose the step and for names and paths, of rank 2, and of whom "same" comes from.
     assert attaches <= 4 and records == 1, asked
+
+
+def test_a_planner_that_makes_the_plan_last_gets_the_values_too(daemon: Daemon) -> None:
+    class Late(DefaultLoadPlanner):
+        def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+            return LoadPlan(self.create_local_plan().items)
+
+    state: dict[str, Any] = {"n": 3, "w": torch.arange(2.0)}
+    dcp.save(state, storage_writer=Writer("job", step=1, wait="committed"), no_dist=True)
+    found: dict[str, Any] = {"n": 0, "w": torch.zeros(2)}
+    load("job", found, Late())
+    assert found["n"] == 3 and torch.equal(found["w"], state["w"])
 
 
 def test_what_two_ranks_saved_differently_is_refused_by_name(daemon: Daemon) -> None:

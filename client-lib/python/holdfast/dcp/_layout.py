@@ -112,31 +112,26 @@ class Stored:
     metadata: Metadata
     # By name of DCP's: the name under which the tensor was saved (tied ones are saved once).
     tensors: dict[str, str]
-    # By name: JSON or opaque bytes, codec.
-    objects: dict[str, tuple[bytes, str | None]]
+    # By name: JSON, or which item has the value.
+    objects: dict[str, bytes | int]
     # Names under which the ranks have things that cannot be told as one, or not all of it, and why.
     conflicts: dict[str, str]
     # Objects that are another value for another form of state dict.
     params: dict[str, _optimizers.Params]
 
 
-def wanted_objects(items: Iterable[Item]) -> list[int]:
-    """Which items are to be read: every rank's names and paths, and of values the lowest rank's."""
-    lowest: dict[str, int] = {}
-    wanted = []
-    for index, item in enumerate(items):
-        if item.dtype is not None or item.name == FRESH:
-            continue
-        if item.name in (TREE, MAPPINGS) or lowest.setdefault(item.name, index) == index:
-            wanted.append(index)
-    return wanted
+def descriptions(items: Iterable[Item]) -> list[int]:
+    """Which items are names, paths and trees: every rank's are to be read before anything is planned."""
+    return [
+        i for i, item in enumerate(items) if item.dtype is None and item.name in (TREE, MAPPINGS)
+    ]
 
 
 def stored(items: Sequence[Item], contents: Sequence[tuple[str, bytes, str | None]]) -> Stored:
-    """DCP's metadata of a step. `contents`: of wanted_objects(items), in that order."""
+    """DCP's metadata of a step. `contents`: of descriptions(items), in that order."""
     state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     tensors: dict[str, str] = {}
-    objects: dict[str, tuple[bytes, str | None]] = {}
+    objects: dict[str, bytes | int] = {}
     conflicts: dict[str, str] = {}
     mappings: dict[str, tuple[str | int, ...]] = {}
     trees: list[tuple[int, bytes]] = []
@@ -153,16 +148,24 @@ def stored(items: Sequence[Item], contents: Sequence[tuple[str, bytes, str | Non
             state[item.name] = _whole(item.dtype, item.shape, item.name)
     for name, each in own.items():
         conflicts[name] = _differing(name, each)
-    for index, (name, data, codec) in zip(wanted_objects(items), contents, strict=True):
+    for index, (name, data, _) in zip(descriptions(items), contents, strict=True):
         rank = items[index].ranks[0]
         if name == TREE:
             trees.append((rank, data))
-        elif name == MAPPINGS:
-            mappings = {**decode_mappings(data, f"rank {rank}"), **mappings}
-        elif name in tensors:
-            conflicts[name] = f"{name!r} is a tensor on some ranks and an object on rank {rank}"
         else:
-            objects[name] = (data, codec)
+            mappings = {**decode_mappings(data, f"rank {rank}"), **mappings}
+    seen = {TREE, MAPPINGS, FRESH}
+    for index, item in enumerate(items):
+        name = item.name
+        if item.dtype is not None or name in seen:
+            continue  # of values that ranks have of their own the lowest rank's
+        seen.add(name)
+        if name in tensors:
+            conflicts[name] = (
+                f"{name!r} is a tensor on some ranks and an object on rank {item.ranks[0]}"
+            )
+        else:
+            objects[name] = index
             state[name] = BytesStorageMetadata()
 
     def name_again(name: str, content: str | bytes) -> None:
@@ -170,7 +173,7 @@ def stored(items: Sequence[Item], contents: Sequence[tuple[str, bytes, str | Non
         if name in state:
             return
         if isinstance(content, bytes):
-            objects[name] = (content, None)
+            objects[name] = content
             state[name] = BytesStorageMetadata()
         elif content in state:
             state[name] = state[content]

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -35,11 +35,14 @@ from holdfast._jobs import (
 from holdfast._policy import Policy, as_core
 from holdfast.dcp import _items
 from holdfast.dcp._checkpoint_id import names_step
-from holdfast.dcp._layout import Item, Stored, stored, wanted_objects
+from holdfast.dcp._layout import Item, Stored, descriptions, stored
 from holdfast.dcp._reads import Reads
 
 _log = logging.getLogger("holdfast")
 _LOOK_S = 1.0
+
+# By name: JSON or opaque bytes, codec.
+_Values = dict[str, tuple[bytes, str | None]]
 
 
 class Reader(StorageReader):
@@ -112,6 +115,7 @@ class Reader(StorageReader):
         self._step_opened: _core.OpenStep | None = None  # while it is loaded
         self._stored: Stored | None = None
         self._reads: Reads | None = None  # what this rank's plan wants, until it is read
+        self._values: _Values = {}  # of the coordinator, until it is planned who wants them
         self._error: HoldfastError | None = None
 
     # For the loop.
@@ -171,6 +175,11 @@ class Reader(StorageReader):
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
         if self._error is not None:
             raise self._error
+        if is_coordinator:
+            # For all ranks: they lie in as many shards as there are ranks. And before the others'
+            # plans have come: the run beside may give the slots to newer steps.
+            assert self._stored is not None
+            self._values = self._read_values(self._stored.objects)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         # Held from here on: the run beside may give the slots to newer steps.
@@ -187,7 +196,14 @@ class Reader(StorageReader):
                 f"Reader: the ranks found different newest steps ({steps}): a run is saving just "
                 "now; name one with step="
             )
-        return plans
+        values, self._values = self._values, {}
+        return [
+            dataclasses.replace(
+                plan,
+                storage_data={name: values[name] for name in _objects(plan) if name in values},
+            )
+            for plan in plans
+        ]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         assert self._stored is not None
@@ -196,10 +212,14 @@ class Reader(StorageReader):
             reads = self._reads
             if reads is None or reads.items != _tensor_items(plan):  # planned by another than DCP
                 reads = self._plan(plan)
+            values: _Values = plan.storage_data if isinstance(plan.storage_data, dict) else {}
+            # (The same: what another has planned brings no values.)
+            rest = [name for name in _objects(plan) if name not in values]
+            values = {**values, **self._read_values(rest)}
             wanted = {item.storage_index.fqn for item in plan.items}
             for item in plan.items:
                 if item.type == LoadItemType.BYTE_IO:
-                    self._read_object(item, planner, wanted)
+                    self._load_value(item, planner, values, wanted)
             reads.into(planner)
         finally:
             self._reads = reads = self._step_opened = None  # and so the slots that they hold
@@ -324,17 +344,34 @@ class Reader(StorageReader):
             timeout=self._timeout,
         )
         items = [Item(*each) for each in self._step_opened.items]
-        return stored(items, self._step_opened.objects(wanted_objects(items)))
+        return stored(items, self._step_opened.objects(descriptions(items)))
 
-    def _read_object(self, item: ReadItem, planner: LoadPlanner, wanted: set[str]) -> None:
+    def _read_values(self, names: Iterable[str]) -> _Values:
+        """Those that are objects of their own; others are in what is read already."""
+        assert self._stored is not None and self._step_opened is not None
+        found = {
+            name: item for name in names if isinstance(item := self._stored.objects[name], int)
+        }
+        wanted = sorted(set(found.values()))
+        read = dict(zip(wanted, self._step_opened.objects(wanted), strict=True))
+        return {name: read[item][1:] for name, item in found.items()}
+
+    def _load_value(
+        self, item: ReadItem, planner: LoadPlanner, values: _Values, wanted: set[str]
+    ) -> None:
         assert self._stored is not None
         name = item.storage_index.fqn
-        data, codec = self._stored.objects[name]
+        value = self._stored.objects[name]
+        data, codec = values[name] if isinstance(value, int) else (value, None)
         if name in self._stored.params:
             data = self._stored.params[name].wanted(wanted)
         planner.load_bytes(
             item, _items.bytes_for(name, data, codec, allow_pickle=self._allow_pickle)
         )
+
+
+def _objects(plan: LoadPlan) -> list[str]:
+    return [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
 
 
 def _tensor_items(plan: LoadPlan) -> list[ReadItem]:
