@@ -529,7 +529,7 @@ def test_replicas_are_written_once(daemon: Daemon, lowest: bool) -> None:
     def value(name: int, fill: bool = True) -> torch.Tensor:
         return torch.arange(50.0) + name if fill else torch.zeros(50)
 
-    def work(rank: int) -> None:
+    def work(rank: int) -> list[str]:
         save(
             {str(i): value(i) for i in range(4)},
             planner=DefaultSavePlanner(dedup_save_to_lowest_rank=lowest),
@@ -537,8 +537,11 @@ def test_replicas_are_written_once(daemon: Daemon, lowest: bool) -> None:
         found = {str(i): value(i, fill=False) for i in range(4)}
         load(found)
         assert_same({str(i): value(i) for i in range(4)}, found)
+        return [each.name for each in _core.attach("job", rank=rank).tensors]
 
-    run_ranks(2, work)
+    zero, one = run_ranks(2, work)
+    assert sorted(zero + one) == list("0123")
+    assert zero and bool(one) is not lowest
 
 
 def test_values_are_read_once_for_all_ranks(
