@@ -1086,7 +1086,7 @@ def test_a_damaged_copy_gives_way_to_the_next_tiers(make_daemon, monkeypatch) ->
 def test_ranks_that_found_different_steps_do_not_load_a_mix() -> None:
     reader = Reader("job", adopt=False)
     same_step = [LoadPlan([], storage_data=(1, 2)), LoadPlan([], storage_data=(1, 2))]
-    assert reader.prepare_global_plan(same_step) == same_step
+    assert [plan.items for plan in reader.prepare_global_plan(same_step)] == [[], []]
     with pytest.raises(holdfast.RefusedError, match="step 2 of attempt 1, step 3 of attempt 1"):
         reader.prepare_global_plan([*same_step, LoadPlan([], storage_data=(1, 3))])
 
