@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 from holdfast import CorruptError
 from holdfast._state import TREE, Flattener
 from holdfast.dcp import _layout
-from holdfast.dcp._layout import Item, Stored, wanted_objects
+from holdfast.dcp._layout import Item, Stored, descriptions
 from holdfast.dcp._optimizers import Names
 
 # Tensors: name, type and shape; objects: name, data and codec.
@@ -28,7 +28,7 @@ def shard(state: dict[str, Any]) -> Shard:
 
 
 def stored(shards: Sequence[Shard]) -> Stored:
-    """The step that these ranks saved; tensors of one name and shape are one tensor."""
+    """The step that these ranks saved, with its values; tensors of one name and shape are one tensor."""
     kinds: dict[str, dict[tuple[str, tuple[int, ...]], int]] = {}  # with the rank that has it first
     objects = []
     for rank, (of_tensors, of_objects) in enumerate(shards):
@@ -40,9 +40,13 @@ def stored(shards: Sequence[Shard]) -> Stored:
         for name, found in kinds.items()
         for (dtype, shape), rank in found.items()
     ]
-    wanted = wanted_objects([item for item, _ in objects])
     items = [item for item, _ in objects] + tensors
-    return _layout.stored(items, [objects[index][1] for index in wanted])
+    found = _layout.stored(items, [objects[index][1] for index in descriptions(items)])
+    found.objects = {
+        name: objects[each][1][1] if isinstance(each, int) else each
+        for name, each in found.objects.items()
+    }
+    return found
 
 
 def stepped(model: torch.nn.Module, *groups: Any, kind: Any = torch.optim.AdamW) -> Any:
@@ -68,7 +72,7 @@ def check(found: Stored, of: str, wanted: dict[str, Any], names: dict[int, str])
             assert json.loads(found.params[name].wanted(set(flat))) == value, name
         else:
             wanted_json = {"$tuple": list(value)} if isinstance(value, tuple) else value
-            assert json.loads(found.objects[name][0]) == wanted_json, name
+            assert json.loads(found.objects[name]) == wanted_json, name
 
 
 def test_every_form_of_state_dict() -> None:
@@ -120,7 +124,7 @@ def test_what_two_things_would_be_called_is_no_name() -> None:
     assert "optim.state.a.0.weight.exp_avg" in names and "optim.state.b.0.weight.exp_avg" in names
     assert "optim.state.0.weight.exp_avg" not in names  # of a, or of b?
     assert "optim.state.7.exp_avg" in names  # the eighth of all
-    assert json.loads(found.objects["optim.param_groups.0.params"][0]) == list(range(8))
+    assert json.loads(found.objects["optim.param_groups.0.params"]) == list(range(8))
     assert found.params == {}
     # Names that are numbers, in another order.
     backwards = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(n)) for n in (1, 2)])
@@ -157,9 +161,9 @@ def test_no_name_hides_what_was_saved() -> None:
     found = stored([shard(state)])
     names = found.metadata.state_dict_metadata
     assert names["optim.state.0.weight.exp_avg"].size == (7,)
-    assert found.objects["optim.state.0.step"][0] == b"5"
-    assert found.objects["optim.param_groups.0.params"][0] == b'"mine"'
-    assert found.objects["optim.param_groups.0.lr"][0] == b'"mine"'
+    assert found.objects["optim.state.0.step"] == b"5"
+    assert found.objects["optim.param_groups.0.params"] == b'"mine"'
+    assert found.objects["optim.param_groups.0.lr"] == b'"mine"'
     assert found.params == {}
     assert found.tensors["optim.state.0.bias.exp_avg"]  # the rest has its names
 
