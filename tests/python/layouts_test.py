@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from parallel_test import assert_same
 from ranks import run_ranks
 from torch import nn
 
@@ -184,6 +187,106 @@ def test_the_optimizer_of_parts_has_parts(daemon: Daemon) -> None:
             )
     with holdfast.open("job") as saved_step:
         assert saved_step.tensor("w").shape == (8, 6)
+
+
+Optimizer = Callable[..., Any]
+
+
+def factored_rows(rank: int, ranks: int, make: Optimizer, steps: int) -> dict[str, Any]:
+    """A matrix split by rows, a bias that is not, and an optimizer of both."""
+    torch.manual_seed(3)
+    mine = nn.Parameter(torch.randn(8, 6).chunk(ranks)[rank].clone())
+    bias = nn.Parameter(torch.randn(6))
+    optim = make([mine, bias])
+
+    def closure() -> torch.Tensor:
+        mine.grad, bias.grad = mine.detach() + 1, bias.detach() + 1
+        return torch.zeros(())
+
+    for _ in range(steps):
+        closure()
+        optim.step(closure)
+    return {
+        "w": holdfast.Part(mine, shape=(8, 6), offset=(rank * 8 // ranks, 0)),
+        "b": holdfast.Part(bias, shape=(6,), offset=(0,)),
+        "optim": optim,
+    }
+
+
+def warnings_of(work: Callable[[], None]) -> list[str]:
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    listener = Listener(logging.WARNING)
+    logging.getLogger("holdfast").addHandler(listener)
+    try:
+        work()
+    finally:
+        logging.getLogger("holdfast").removeHandler(listener)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("make", "alone"),
+    [
+        (torch.optim.Adafactor, ["row_var", "col_var"]),
+        (torch.optim.LBFGS, ["d", "old_dirs", "old_stps", "prev_flat_grad"]),
+        (torch.optim.AdamW, []),
+    ],
+)
+def test_the_first_save_names_state_that_only_as_many_ranks_can_restore(
+    daemon: Daemon, make: Optimizer, alone: list[str]
+) -> None:
+    def save(rank: int) -> tuple[list[str], Any]:
+        fresh = factored_rows(rank, 2, make, steps=0)
+        state = factored_rows(rank, 2, make, steps=2)
+
+        def work() -> None:
+            with holdfast.Checkpointer("job") as ckpt:
+                ckpt.save(1, {**state, "optim": fresh["optim"]}, wait="committed")  # has none yet
+                ckpt.save(2, state, wait="committed")
+                ckpt.save(3, state, wait="committed")
+
+        return warnings_of(work), state["optim"].state_dict()
+
+    def restore(rank: int) -> Any:
+        state = factored_rows(rank, 2, make, steps=0)
+        with holdfast.Checkpointer("job") as ckpt:
+            assert ckpt.restore(state) == 4
+        return state["optim"].state_dict()
+
+    saved = run_ranks(2, save, group=False)
+    for said, _ in saved:
+        assert len(said) == bool(alone)
+        paths = ", ".join(f"optim.state.w.{key}" for key in alone)
+        for line in said:
+            assert f"job 'job': only as many ranks as now can restore {paths}: " in line
+    for (_, before), after in zip(saved, run_ranks(2, restore, group=False), strict=True):
+        assert_same(before, after)
+
+
+@pytest.mark.parametrize(
+    ("make", "path"), [(torch.optim.Adafactor, "row_var"), (torch.optim.LBFGS, "d")]
+)
+def test_state_of_a_whole_parameter_does_not_become_that_of_a_part(
+    daemon: Daemon, make: Optimizer, path: str
+) -> None:
+    with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
+        ckpt.save(1, factored_rows(0, 1, make, steps=2), wait="committed")
+
+    def restore(rank: int) -> str:
+        state = factored_rows(rank, 2, make, steps=0)
+        with holdfast.Checkpointer("job") as ckpt:
+            with pytest.raises(holdfast.InvalidArgumentError) as caught:
+                ckpt.restore(state)
+            assert not state["optim"].state
+        return str(caught.value)
+
+    for said in run_ranks(2, restore, group=False):
+        assert f"optim.state.w.{path}: another number of ranks has saved this state" in said
 
 
 def experts(

@@ -17,6 +17,7 @@ from reshard_test import full
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 import holdfast.dcp
@@ -472,6 +473,22 @@ def test_a_first_start_leaves_the_optimizer_as_it_is(daemon: Daemon) -> None:
         assert_same(before, [full(p) for p in model.parameters()])
 
     run_ranks(2, work)
+
+
+def test_what_state_dict_raises_has_its_path(daemon: Daemon) -> None:
+    def work(rank: int) -> str:
+        model = nn.Linear(3, 2)
+        optim = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+        with holdfast.Checkpointer("job") as ckpt:
+            with pytest.raises(holdfast.InvalidArgumentError) as caught:
+                ckpt.save(1, {"model": model, "of": {"optim": optim}})
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        return str(caught.value)
+
+    for said in run_ranks(2, work):
+        assert said.startswith(
+            "of.optim: state_dict of this ZeroRedundancyOptimizer raised Runtime"
+        )
 
 
 class Mute(Holder):

@@ -100,8 +100,11 @@ def test_a_fresh_process_goes_on_to_the_same_losses(daemon: Daemon, optimizer: s
     assert [name for name, _, _ in _core.attach("job").objects] == ["holdfast.state"]
 
 
+@pytest.mark.parametrize("saved_by", [1, 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_fsdp2_on_the_same_and_on_other_numbers_of_ranks(daemon: Daemon, optimizer: str) -> None:
+def test_fsdp2_on_the_same_and_on_other_numbers_of_ranks(
+    daemon: Daemon, optimizer: str, saved_by: int
+) -> None:
     def save(rank: int) -> Any:
         model, optim = made(optimizer, 1, shard=True)
         train(model, optim, 0, 3)
@@ -115,8 +118,8 @@ def test_fsdp2_on_the_same_and_on_other_numbers_of_ranks(daemon: Daemon, optimiz
             assert ckpt.restore({"model": model, "optim": optim}) == 3
         return moments(model, optim), train(model, optim, 3, 3)
 
-    saved = run_ranks(2, save)
-    again = run_ranks(2, restore)
+    saved = run_ranks(saved_by, save)
+    again = run_ranks(saved_by, restore)
     assert [losses for _, losses in again] == [losses for _, losses in saved]
     for ranks in (2, 4):
         found = run_ranks(ranks, restore)

@@ -162,6 +162,10 @@ class Moments(torch.optim.Optimizer):
             inner.scale.mul_(1.5)
 
 
+class NeedsNoStep(Moments, type("_AdamBase", (), {"__module__": "torchao.optim.adam"})):
+    """A restore makes its state without a step, as it does torchao's."""
+
+
 def test_the_state_of_a_fresh_optimizer_is_made(ckpt: holdfast.Checkpointer) -> None:
     model = nn.Linear(4, 3, bias=False)
     optim = Moments(model.parameters())
@@ -251,6 +255,15 @@ def test_a_class_that_was_not_imported_is_not(
         assert torch.equal(step.tensor("extra.value.codes"), value.codes)
 
 
+def test_moments_of_a_part_are_refused_with_their_path(ckpt: holdfast.Checkpointer) -> None:
+    mine = nn.Parameter(torch.zeros(3, 4))
+    optim = Moments([mine])
+    optim.step()
+    said = "^optim.state.w.moment: a Part is of a plain tensor, not of a Blocks"
+    with pytest.raises(holdfast.InvalidArgumentError, match=said):
+        ckpt.save(1, {"w": holdfast.Part(mine, (6, 4), (0, 0)), "optim": optim})
+
+
 # ---- sharded ----
 
 ROWS, COLUMNS = 12, 4
@@ -263,12 +276,12 @@ def sharded(whole: Any, ranks: int, dim: int = 0) -> Any:
     )
 
 
-def state_of(rank: int, ranks: int, stepped: bool) -> dict[str, Any]:
+def state_of(rank: int, ranks: int, stepped: bool, kind: type[Moments] = Moments) -> dict[str, Any]:
     """The optimizer's state, and that of a model of its own: a subclass as a parameter."""
     rows = [len(part) for part in range_of(ROWS, ranks)]
     local = torch.zeros(rows[rank], COLUMNS)
     parameter = nn.Parameter(sharded(local, ranks))
-    optim = Moments([parameter])
+    optim = kind([parameter])
     if stepped:
         optim.step()
         inner = optim.state[parameter]["moment"]._local_tensor
@@ -288,9 +301,9 @@ def moment(state: dict[str, Any]) -> Any:
     return each["moment"]
 
 
-def restored(ranks: int, stepped: bool) -> None:
+def restored(ranks: int, stepped: bool, kind: type[Moments] = Moments) -> None:
     def work(rank: int) -> Any:
-        state = state_of(rank, ranks, stepped=False)
+        state = state_of(rank, ranks, stepped=False, kind=kind)
         if stepped:
             state["optim"].step()
         with holdfast.Checkpointer("job") as ckpt:
@@ -318,6 +331,19 @@ def test_an_eight_bit_optimizer_on_other_numbers_of_ranks(daemon: Daemon) -> Non
     with holdfast.open("job") as step:
         scale = step.tensor("optim.state.#0.moment.scale")
         assert torch.equal(scale, blocks(ROWS, COLUMNS).scale)
+
+
+@pytest.mark.parametrize("kind", [Moments, NeedsNoStep])
+def test_what_one_rank_saved_is_cut(daemon: Daemon, kind: type[Moments]) -> None:
+    """No slice was saved that would show how."""
+
+    def save(rank: int) -> None:
+        with holdfast.Checkpointer("job") as ckpt:
+            ckpt.save(1, {"optim": state_of(0, 1, True, kind)["optim"]}, wait="committed")
+
+    run_ranks(1, save)
+    for ranks in (2, 3):
+        restored(ranks, stepped=False, kind=kind)
 
 
 def by_rows(rank: int, ranks: int, stepped: bool) -> dict[str, Any]:

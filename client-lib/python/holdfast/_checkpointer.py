@@ -39,6 +39,7 @@ from holdfast._policy import Policy
 from holdfast._progress import Progress, RestoreProgress
 from holdfast._reader import Checkpoint, OldRanks
 from holdfast._restored_state import Wanted
+from holdfast._same_ranks import SameRanksOnly
 from holdfast._skipped import Line, SkippedSaves
 from holdfast._state import Flat, Flattener, found_in
 from holdfast._uncommitted import UncommittedSteps
@@ -158,6 +159,7 @@ class Checkpointer:
         self._unreported: list[Handle] = []  # what becomes of them is not known yet
         self._to_report: list[Handle] = []  # sealed or failed, and nobody was told
         self._skipped = SkippedSaves()
+        self._same_ranks_only = SameRanksOnly()
         self._uncommitted = UncommittedSteps(most)
         self._failed = 0
         self._last_step: int | None = None  # the first that `preempted` has called the last one
@@ -288,6 +290,7 @@ class Checkpointer:
             before=self._described,
         ).run(state)
         self._described = flat.described
+        self._say(self._same_ranks_only.line(flat.same_ranks_only))
         flat.objects += _fresh.objects_of(self._shared.label)
         for key, error in self._half_restored.items():
             raise RefusedError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from holdfast._described import torch_module
+from holdfast._errors import HoldfastError, InvalidArgumentError
 
 
 def is_optimizer(value: Any) -> bool:
@@ -121,3 +122,17 @@ def by_position(
     ):
         return names
     return {id(parameter): name for parameter, name in zip(parameters, had, strict=True)}
+
+
+def state_of(value: Any, path: str) -> Any:
+    """value.state_dict(), whose errors name the place where it is an optimizer's."""
+    try:
+        return value.state_dict()
+    except HoldfastError:
+        raise
+    except Exception as error:
+        if not is_optimizer(value):
+            raise
+        raise InvalidArgumentError(
+            f"{path}: state_dict of this {type(value).__qualname__} raised {type(error).__name__}: {error}"
+        ) from error

@@ -28,6 +28,7 @@ from holdfast._optimizers import (
 )
 from holdfast._part import PARTS, Part
 from holdfast._range import Range
+from holdfast._same_ranks import refuse_of_whole
 from holdfast._state import (
     TENSOR_CODEC,
     TREE,
@@ -961,10 +962,11 @@ class Wanted:
         else:
             check_plain(parameter, info.shape, path, why_not)
             made = self._new_tensor(info, path, "cpu" if on_host else parameter.device)
+            self._check_same_ranks(made, parameter, path)
         return self._entry_into(info, made, parameter, path)
 
     def _entry_into(self, info: TensorInfo, target: Any, parameter: Any, path: str) -> Any:
-        into = self._parameters.part(parameter, target)
+        into = self._parameters.part(parameter, target, path)
         if info.flat is not None and into is target:  # the parameter itself is not restored
             into = Range(target, info.shape, info.flat[0])
         self._tensor_into({"tensor": info.name}, into, path)
@@ -988,9 +990,15 @@ class Wanted:
             check_plain(parameter, (1,), path, why_not)
         before, self._new_on = self._new_on, parameter.device
         try:
-            return self._make(node, path)
+            made = self._make(node, path)
         finally:
             self._new_on = before
+        self._check_same_ranks(made, parameter, path)
+        return made
+
+    def _check_same_ranks(self, made: Any, parameter: Any, path: str) -> None:
+        if self._of_all is not None and self._parameters.is_split(parameter):
+            refuse_of_whole(made, parameter.shape, path)
 
     def _absent(self, has: Any, parameter: Any) -> Any:
         # Of a DTensor, or a Part, of which this rank has no element.

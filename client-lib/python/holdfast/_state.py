@@ -42,9 +42,16 @@ from holdfast._errors import InvalidArgumentError
 from holdfast._fences import memory_of
 from holdfast._fsdp1 import refuse_fsdp1
 from holdfast._lbfgs import refuse_lbfgs
-from holdfast._optimizers import is_optimizer, reads_plainly, stepped_by, unwrapped_optimizer
+from holdfast._optimizers import (
+    is_optimizer,
+    reads_plainly,
+    state_of,
+    stepped_by,
+    unwrapped_optimizer,
+)
 from holdfast._part import PARTS, Part
-from holdfast._range import Range
+from holdfast._range import Range, check_plain
+from holdfast._same_ranks import is_of_part_alone, is_split
 
 TREE = "holdfast.state"
 FRESH = "holdfast.fresh"  # the run's label (_fresh.py)
@@ -194,24 +201,30 @@ class Parameters:
                 names[key] = next((one for one in self._further[key] if one in among), names[key])
         return names
 
-    def parts(self, parameter: Any, values: Iterable[Any]) -> Iterable[Any]:
+    def parts(self, parameter: Any, state: Mapping[str, Any], prefix: str) -> Iterable[Any]:
         """What the optimizer has for a parameter: as `part` has it."""
         if not self._parts:
-            return values
-        return [self.part(parameter, value) for value in values]
+            return state.values()
+        return [self.part(parameter, value, prefix + key) for key, value in state.items()]
 
     def whole_shape(self, parameter: Any) -> tuple[int, ...] | None:
         """Of what a parameter that is a Range or a Part is one of."""
         of = self._parts.get(id(parameter))
         return None if of is None else of.shape
 
-    def part(self, parameter: Any, value: Any) -> Any:
+    def part(self, parameter: Any, value: Any, path: str) -> Any:
         """A tensor of the optimizer's state as the same Range or Part that the parameter is, if it is one, and goes with each of
         its elements."""
         of = self._parts.get(id(parameter))
         if of is None or not is_tensor(value) or value.shape != parameter.shape:
             return value
+        check_plain(f"a {type(of).__name__}", value, path)
         return of.over(value) if isinstance(of, Part) else Range(value, of.shape, of.start)
+
+    def is_split(self, parameter: Any) -> bool:
+        """Whether it is a Range or Part, and not all of the whole."""
+        of = self._parts.get(id(parameter))
+        return of is not None and is_split(of)
 
     def is_empty_part(self, parameter: Any) -> bool:
         of = self._parts.get(id(parameter))
@@ -242,6 +255,7 @@ class Flat:
     described: Described | None  # for the next call
     # Of which streams an optimizer's step() is put behind the copy, instead of the host.
     fenced_devices: set[int] = dataclasses.field(default_factory=set)
+    same_ranks_only: list[str] = dataclasses.field(default_factory=list)  # paths (_same_ranks.py)
 
 
 def is_described(value: Any) -> bool:
@@ -372,7 +386,7 @@ class Flattener:
                 return {"value": _json.tree_of(value, path)}
             return {kind.__name__: nodes}
         if is_stateful(value):
-            return {"stateful": self._node(value.state_dict(), path)}
+            return {"stateful": self._node(state_of(value, path), path)}
         return self._value(value, path)
 
     def _dict(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
@@ -455,7 +469,13 @@ class Flattener:
                 owners.append((len(paths), name))
                 prefix = f"{path}.state.{name}."
                 paths += [prefix + key for key in keys]
-                values += self._parameters.parts(parameter, state.values())
+                values += self._parameters.parts(parameter, state, prefix)
+                if self._parameters.is_split(parameter):
+                    self._flat.same_ranks_only += [
+                        prefix + key
+                        for key, value in state.items()
+                        if is_of_part_alone(value, parameter.shape)
+                    ]
         rest: dict[str, Any] = {}
 
         def put(number: int, node: dict[str, Any]) -> None:

@@ -455,17 +455,14 @@ class Restored:
 
     def _local_sizes(self, content: Node, place: Any, path: str) -> dict[str, dict[int, int]]:
         """Of each inner tensor the dimensions that are split, and how large they are here."""
-        cuts = {int(dim): cut for dim, cut in content["cuts"]}
         sizes: dict[str, dict[int, int]] = {}
         for dim, (here, all_of_it) in enumerate(zip(place.local_shape, place.shape, strict=True)):
             if here == all_of_it:
                 continue
-            if dim not in cuts:
-                raise not_in_shard(
-                    f"{path}: was not saved sharded along dimension {dim}: make one step before restoring"
-                )
-            for attribute, own in cuts[dim].items():
+            for attribute, own in self._cut_along(content, dim, path).items():
                 node = dict(content["tensors"])[attribute]
+                if "tensor" not in node:
+                    raise _not_alike(path, f"{attribute!r} is a subclass itself")
                 whole = self._wanted._info(node["tensor"], f"{path}.{attribute}").shape
                 size, rest = divmod(whole[own] * here, all_of_it)
                 if rest:
@@ -474,6 +471,15 @@ class Restored:
                     )
                 sizes.setdefault(attribute, {})[own] = size
         return sizes
+
+    def _cut_along(self, content: Node, dim: int, path: str) -> dict[str, int]:
+        """As it was saved. Where no rank saved a slice along that dimension, one of the whole shows it, without any memory."""
+        for saved, cut in content["cuts"]:
+            if saved == dim:
+                return dict(cut)
+        inner = self._tensors(content, {}, path, "meta")
+        whole = put_together(content, inner, tuple(content["shape"]), path)
+        return _cut(whole, list(inner), content["context"], dim, path)
 
     def _tensors(
         self, content: Node, sizes: dict[str, dict[int, int]], path: str, device: Any
