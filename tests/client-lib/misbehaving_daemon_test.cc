@@ -234,6 +234,28 @@ TEST_F(MisbehavingDaemon, AWaitForACommitSurvivesARestart) {
   EXPECT_TRUE(closed.load());
 }
 
+TEST_F(MisbehavingDaemon, ThatAStepHasNotComeThatFarIsToldWithItsReason) {
+  Open();
+  daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_await_save()) {
+      return false;
+    }
+    v1::DaemonFrame reply;
+    reply.set_id(frame.id());
+    reply.mutable_failure()->set_code(4);
+    reply.mutable_failure()->set_reason(v1::Failure::REASON_NOT_YET);
+    reply.mutable_failure()->set_message("because");
+    peer.Send(reply);
+    return true;
+  });
+  auto handle = job_->SaveAsync(++step_, state_);
+  ASSERT_TRUE(handle->Wait(Stage::kSealed, kLong).ok());
+  const Status status = handle->Wait(Stage::kCommitted, kLong);
+  EXPECT_EQ(status.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(status.reason(), Reason::kNotYet);
+  EXPECT_NE(status.message().find("because"), std::string::npos);
+}
+
 std::string Framed(const std::string& message) {
   std::string frame(4, '\0');
   for (size_t i = 0; i < 4; ++i) {
@@ -480,7 +502,6 @@ TEST_F(MisbehavingDaemon, ReasonsBecomeCodes) {
       {v1::Failure::REASON_NO_ROOM, Code::kNoRoom},
       {v1::Failure::REASON_TOO_LARGE, Code::kNoRoom, Reason::kTooLarge},
       {v1::Failure::REASON_NOT_RESTORED, Code::kRefused, Reason::kNotRestored},
-      {v1::Failure::REASON_NOT_YET, Code::kDeadlineExceeded, Reason::kNotYet},
       {v1::Failure::REASON_OTHER_OWNER, Code::kRefused, Reason::kOtherOwner},
       {v1::Failure::REASON_RANK_TAKEN, Code::kRefused},
       {v1::Failure::REASON_TOPOLOGY, Code::kTopology},

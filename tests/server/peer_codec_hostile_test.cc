@@ -230,7 +230,7 @@ std::vector<Case> Cases() {
       {"Refused: failure.reason",
        [](P& p) {
          p.mutable_refused()->mutable_failure()->set_code(1);
-         p.mutable_refused()->mutable_failure()->set_reason(static_cast<v1::Failure::Reason>(11));
+         p.mutable_refused()->mutable_failure()->set_reason(static_cast<v1::Failure::Reason>(99));
        }},
       {"ShardDrained: status", [](P& p) { Drained(p).mutable_status()->set_code(0); }},
       {"ShardDrained: status", [](P& p) { Drained(p).mutable_status()->set_code(17); }},
