@@ -604,7 +604,7 @@ class Many:
             copy_threads=threads,
             on_error="raise",
         )
-        self._checkpointer.reserve(state.holdfast, DEADLINE_S)
+        self._checkpointer.prepare(state.holdfast, DEADLINE_S)
         self._round()  # for nothing: slots are mapped, layouts made
         self.saved.clear()
         self.restored.clear()
