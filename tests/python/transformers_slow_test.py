@@ -3,6 +3,7 @@ optimizer of a run that nobody disturbed and that knows nothing of Holdfast, bit
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import random
@@ -14,23 +15,24 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
-from training import SEED
+from ranks import free_port, run_ranks
+from training import SEED, wait_until
 
 import holdfast
 from daemons import Daemon
 
 HERE = pathlib.Path(__file__).resolve().parent
-INSTALL_DEADLINE_S = 1800
+ROOT = HERE.parents[1]
+EXAMPLE = ROOT / "examples" / "train_transformers.py"
 VERSIONS = ["5.24.0", "5.23.0"]
+INSTALL_DEADLINE_S = 1800
+RUN_DEADLINE_S = 900
 SAMPLES, LENGTH, WORDS = 10, 8, 20
+EVENTS = ["on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log"]
 
 
 def install(place: pathlib.Path, version: str) -> str:
-    """Into that folder; returns it as a path for PYTHONPATH."""
-    given = os.environ.get(f"HOLDFAST_TEST_TRANSFORMERS_{version.replace('.', '_')}")
-    if given:
-        return given
+    """Transformers of that version, into that folder."""
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", "--no-cache-dir", "--no-deps", "--target", str(place)]
         + ["-r", str(HERE / "transformers.txt"), f"transformers=={version}"],
@@ -40,90 +42,122 @@ def install(place: pathlib.Path, version: str) -> str:
     return str(place)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def newest(tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Where each version is."""
+    known: dict[str, str] = {}
+
+    def place_of(version: str) -> str:
+        if version not in known:
+            known[version] = install(tmp_path_factory.mktemp("transformers"), version)
+        return known[version]
+
+    return place_of
+
+
+@pytest.fixture(scope="session")
+def newest(places: Callable[[str], str]) -> None:
     """The newest version, imported here once: the ranks are forked from this process."""
-    place = install(tmp_path_factory.mktemp("transformers"), VERSIONS[0])
-    sys.path.append(place)
+    sys.path.append(places(VERSIONS[0]))
     import transformers
 
     assert transformers.__version__ == VERSIONS[0]
     assert transformers.Trainer and transformers.GPT2LMHeadModel and transformers.TrainingArguments
     import holdfast.integrations.transformers  # noqa: F401
 
-    return place
-
 
 def samples() -> list[dict[str, torch.Tensor]]:
     numbers = torch.Generator().manual_seed(5)
-    texts = [
-        torch.randint(WORDS, (LENGTH - n % 3,), generator=numbers).repeat(2)[:LENGTH]
-        for n in range(SAMPLES)
-    ]
+    texts = [torch.randint(WORDS, (LENGTH,), generator=numbers) for _ in range(SAMPLES)]
     return [{"input_ids": each, "labels": each} for each in texts]
 
 
-def model_of(seed: int) -> Any:
+def masked(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """A collator that draws from the generators of torch and Python."""
+    inputs = torch.stack([each["input_ids"] for each in batch])
+    labels = torch.stack([each["labels"] for each in batch])
+    hidden = torch.rand(inputs.shape) < 0.4
+    return {
+        "input_ids": inputs.masked_fill(hidden, random.randrange(WORDS)),
+        "labels": labels.masked_fill(~hidden, -100),
+    }
+
+
+def model_of(seed: int, dropout: float) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(seed)
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2)
-    )  # with dropout
+    config = GPT2Config(
+        vocab_size=WORDS, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2, bos_token_id=0,
+        eos_token_id=0, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
 
 
-def killer(event: str, step: int) -> Any:
-    """A callback that ends its process at that event of that step."""
+def signalling(event: str, step: int, number: signal.Signals) -> Any:
+    """A callback that sends its own process that signal, at that event of that step."""
     from transformers import TrainerCallback
 
-    class Killer(TrainerCallback):  # type: ignore[misc]
+    class Signalling(TrainerCallback):  # type: ignore[misc]
         pass
 
-    def kill(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def send(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == step:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
-    setattr(Killer, event, kill)
-    return Killer()
-
-
-EVENTS = ["on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log"]
+    setattr(Signalling, event, send)
+    return Signalling()
 
 
 def train(
     folder: pathlib.Path,
-    *,
     job: str | None,
-    kill: tuple[str, int] | None = None,
-    prepare: Callable[[Any, Any], None] = lambda trainer, callback: None,
+    send: tuple[str, int, signal.Signals] | None = None,
+    *,
+    spoil: Callable[[Any, Any], None] | None = None,
+    collator: Any = None,
+    callbacks: Callable[[], list[Any]] = list,
+    scaler: dict[str, Any] | None = None,
+    dropout: float = 0.1,
     **arguments: Any,
 ) -> dict[str, Any]:
     """In a rank: a run, with everything by which two runs are compared. `job` None: without Holdfast."""
     from transformers import Trainer, TrainingArguments, set_seed
 
     settings = {
-        "output_dir": str(folder), "use_cpu": True, "num_train_epochs": 3, "per_device_train_batch_size": 2,
-        "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "learning_rate": 0.01,
-        "dataloader_pin_memory": False,
+        "output_dir": str(folder / str(job)), "use_cpu": True, "num_train_epochs": 3, "learning_rate": 0.01,
+        "per_device_train_batch_size": 2, "logging_steps": 1, "save_strategy": "no", "report_to": "none",
+        "disable_tqdm": True, "dataloader_pin_memory": False, "ddp_find_unused_parameters": False,
     }  # fmt: skip
     args = TrainingArguments(**{**settings, **arguments})
     set_seed(11)
     data = samples()
-    trainer = Trainer(model_of(3), args, train_dataset=data, eval_dataset=data[:4])
-    last = None
+    trainer = Trainer(
+        model_of(3, dropout),
+        args,
+        data_collator=collator,
+        train_dataset=data,
+        eval_dataset=data[:4],
+        callbacks=callbacks(),
+    )
+    if scaler is not None:
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", **scaler)
+    callback, last = None, None
     if job is not None:
         from holdfast.integrations.transformers import HoldfastCallback
 
         callback = HoldfastCallback(trainer, job)
-        prepare(trainer, callback)
         last = callback.last_checkpoint()
-    if kill is not None:
-        trainer.add_callback(killer(*kill))
-    if last is not None:
-        found = callback.checkpointer.last_restored.step
+        if spoil is not None:
+            spoil(trainer, callback)
+    if send is not None:
+        trainer.add_callback(signalling(*send))
     trainer.train(resume_from_checkpoint=last)
+    found = callback and callback.checkpointer.last_restored
+    scaled = trainer.accelerator.scaler
     return {
-        "resumed": 0 if last is None else found,
+        "resumed": 0 if found is None else found.step,
+        "preempted": callback is not None and callback.preempted,
         "history": [timeless(each) for each in trainer.state.log_history],
         "best": (trainer.state.best_metric, trainer.state.best_global_step),
         "tokens": trainer.state.num_input_tokens_seen,
@@ -131,6 +165,7 @@ def train(
         "model": {name: each.clone() for name, each in trainer.model.state_dict().items()},
         "optimizer": trainer.optimizer.state_dict()["state"],
         "rate": trainer.lr_scheduler.get_last_lr(),
+        "scale": None if scaled is None else scaled.state_dict(),
     }
 
 
@@ -145,7 +180,7 @@ def timeless(entry: dict[str, float]) -> dict[str, float]:
 
 def assert_same(expected: dict[str, Any], found: dict[str, Any]) -> None:
     assert found["history"] == expected["history"]
-    for name in ("best", "tokens", "flos", "rate"):
+    for name in ("best", "tokens", "flos", "rate", "scale"):
         assert found[name] == expected[name], name
     for name, each in expected["model"].items():
         assert torch.equal(found["model"][name], each), name
@@ -154,48 +189,273 @@ def assert_same(expected: dict[str, Any], found: dict[str, Any]) -> None:
             assert torch.equal(found["optimizer"][number][name], each), (number, name)
 
 
-def steps_of(history: list[dict[str, float]]) -> int:
-    return int(history[-1]["step"])
+def in_ranks(ranks: int, work: Callable[[int], Any]) -> list[Any]:
+    return run_ranks(ranks, work, group=False, deadline_s=RUN_DEADLINE_S)
 
 
 def killed(ranks: int, work: Callable[[int], Any]) -> None:
     with pytest.raises(AssertionError, match="ended with 9"):
-        run_ranks(ranks, work, group=False)
+        in_ranks(ranks, work)
 
 
+def patient() -> list[Any]:
+    from transformers import EarlyStoppingCallback
+
+    return [EarlyStoppingCallback(early_stopping_patience=3)]
+
+
+BEST = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "accumulated": {"gradient_accumulation_steps": 2, "logging_steps": 3, "include_num_input_tokens_seen": "all"},
-    "evaluated": {"eval_strategy": "steps", "eval_steps": 4, "metric_for_best_model": "loss"},
-    "evaluated after epochs": {"eval_strategy": "epoch", "metric_for_best_model": "loss", "logging_steps": 4},
-    "order drawn from the global generator": {"accelerator_config": {"use_seedable_sampler": False}},
-    "ends within an epoch": {"max_steps": 17},
+    "accumulated": {
+        "gradient_accumulation_steps": 2, "logging_steps": 2, "include_num_input_tokens_seen": "all",
+        "num_train_epochs": 4,
+    },
+    "evaluated": {**BEST, "logging_steps": 3, "max_steps": 14},
+    "evaluated after epochs": {**BEST, "eval_strategy": "epoch", "logging_steps": 4},
+    "stopped early": {**BEST, "learning_rate": 0.2, "num_train_epochs": 8, "callbacks": patient},
+    "best at the end": {**BEST, "save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True},
+    "order from the global generator": {"accelerator_config": {"use_seedable_sampler": False}},
+    "masked": {"collator": masked, "gradient_accumulation_steps": 2, "num_train_epochs": 4},
+    "scaled": {"scaler": {"init_scale": 64.0, "growth_interval": 3}},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed_anywhere(daemon: Daemon, tmp_path: pathlib.Path, case: str) -> None:
-    arguments = CASES[case]
-
+def test_killed_anywhere(daemon: Daemon, newest: None, tmp_path: pathlib.Path, case: str) -> None:
     def run(job: str | None, kill: tuple[str, int] | None = None) -> Callable[[int], Any]:
-        return lambda rank: train(tmp_path, job=job, kill=kill, **arguments)
+        send = None if kill is None else (*kill, signal.SIGKILL)
+        return lambda rank: train(tmp_path, job, send, **CASES[case])
 
-    [expected] = run_ranks(1, run(None), group=False)
+    [expected] = in_ranks(1, run(None))
     dice = random.Random(f"{SEED} {case}")
-    steps = steps_of(expected["history"])
-    per_epoch = -(-SAMPLES // 2 // arguments.get("gradient_accumulation_steps", 1))
-    # In the first epoch, behind the end of an epoch, and anywhere behind that.
+    steps = int(expected["history"][-1]["step"])
+    per_epoch = -(-SAMPLES // 2 // CASES[case].get("gradient_accumulation_steps", 1))
+    # In the first epoch, behind its end, and anywhere in the last ones.
     for kill in [
-        (dice.choice(EVENTS), dice.randrange(2, per_epoch)),
+        (dice.choice(EVENTS[:4]), dice.randrange(2, per_epoch)),
         ("on_step_begin", per_epoch),
-        ("on_log", dice.randrange(per_epoch + 2, steps - 1)),
+        (dice.choice(EVENTS[:4]), dice.randrange(per_epoch + 2, steps - 1)),
     ]:
         print(f"seed {SEED}: killed at {kill}")
         killed(1, run("job", kill))
-    [found] = run_ranks(1, run("job"), group=False)
+    [found] = in_ranks(1, run("job"))
     assert found["resumed"] > 0
     assert_same(expected, found)
-    # And once more, when all is done: nothing changes.
-    [again] = run_ranks(1, run("job"), group=False)
+    # When all is done, starting it again changes nothing.
+    [again] = in_ranks(1, run("job"))
     assert again["resumed"] == steps
     assert_same(expected, again)
+
+
+def test_two_ranks(daemon: Daemon, newest: None, tmp_path: pathlib.Path) -> None:
+    """DistributedDataParallel over gloo; one of the ranks is killed in the second epoch."""
+
+    def run(job: str | None, kill: tuple[str, int] | None = None) -> Callable[[int], Any]:
+        def work(rank: int) -> Any:
+            send = None if kill is None or rank == 0 else (*kill, signal.SIGKILL)
+            return train(tmp_path / str(rank), job, send, per_device_train_batch_size=1)
+
+        return work
+
+    expected = in_ranks(2, run(None))
+    dice = random.Random(f"{SEED} ranks")
+    kill = (dice.choice(EVENTS[:4]), dice.randrange(7, 10))
+    print(f"seed {SEED}: killed at {kill}")
+    killed(2, run("job", kill))
+    found = in_ranks(2, run("job"))
+    assert found[0]["resumed"] == found[1]["resumed"] in range(5, 10)
+    assert len({str(each["history"]) for each in expected}) == 1
+    for one, other in zip(expected, found, strict=True):
+        assert_same(one, other)
+
+
+def test_another_number_of_ranks(daemon: Daemon, newest: None, tmp_path: pathlib.Path) -> None:
+    """As many samples make a step: the run goes on where it was. Otherwise it is refused."""
+
+    def run(job: str | None, kill: bool = False, **arguments: Any) -> Callable[[int], Any]:
+        def work(rank: int) -> Any:
+            send = ("on_step_begin", 7, signal.SIGKILL) if kill and rank == 0 else None
+            return train(tmp_path / str(rank), job, send, dropout=0.0, **arguments)
+
+        return work
+
+    [expected, _] = in_ranks(2, run(None, per_device_train_batch_size=1))
+    killed(2, run("job", kill=True, per_device_train_batch_size=1))
+    with pytest.raises(AssertionError, match="samples per step was 2 and is 1"):
+        in_ranks(1, run("job", per_device_train_batch_size=1))
+    accumulated = run("job", per_device_train_batch_size=1, gradient_accumulation_steps=2)
+    [found] = in_ranks(1, accumulated)
+    assert found["resumed"] in (6, 7)
+    losses = [[each.get("loss") for each in run["history"]] for run in (expected, found)]
+    assert losses[1] == pytest.approx(losses[0])
+
+
+def test_without_any_of_it_the_losses_differ(
+    daemon: Daemon, newest: None, tmp_path: pathlib.Path
+) -> None:
+    """What the other tests would not notice they would not test."""
+    from holdfast.integrations import _random
+
+    def data_not_skipped(trainer: Any, callback: Any) -> None:
+        trainer.args.ignore_data_skip = True
+
+    def generators_not_set(trainer: Any, callback: Any) -> None:
+        _random.set_to = lambda *_: None
+
+    def run(job: str | None, kill: bool = False, spoil: Any = None) -> Callable[[int], Any]:
+        send = ("on_step_begin", 8, signal.SIGKILL) if kill else None
+        return lambda rank: train(tmp_path, job, send, spoil=spoil)
+
+    def losses_of(found: dict[str, Any]) -> list[float]:
+        return [each["loss"] for each in found["history"] if "loss" in each][:15]
+
+    [expected] = in_ranks(1, run(None))
+    for job, spoil in (("data", data_not_skipped), ("generators", generators_not_set)):
+        killed(1, run(job, kill=True))
+        [found] = in_ranks(1, run(job, spoil=spoil))
+        before = found["resumed"]
+        assert losses_of(found)[:before] == losses_of(expected)[:before]
+        assert losses_of(found)[before + 1 :] != losses_of(expected)[before + 1 :], job
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_told_to_end(daemon: Daemon, newest: None, tmp_path: pathlib.Path, ranks: int) -> None:
+    """One rank is told; all end after the same step, which is saved, and go on from there."""
+
+    def run(job: str | None, told: bool = False) -> Callable[[int], Any]:
+        def work(rank: int) -> Any:
+            send = ("on_step_begin", 7, signal.SIGTERM) if told and rank == ranks - 1 else None
+            return train(tmp_path / str(rank), job, send, eval_strategy="epoch")
+
+        return work
+
+    expected = in_ranks(ranks, run(None))
+    told = in_ranks(ranks, run("job", told=True))
+    found = in_ranks(ranks, run("job"))
+    for one, ended, other in zip(expected, told, found, strict=True):
+        assert ended["preempted"] and not other["preempted"]
+        assert other["resumed"] == ended["history"][-1]["step"] < 15
+        assert_same(one, other)
+
+
+def test_what_does_not_work_is_refused(
+    daemon: Daemon, newest: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(rank: int) -> list[str]:
+        from transformers import Trainer, TrainingArguments
+
+        from holdfast.integrations import transformers as adapter
+
+        def trainer_with(**arguments: Any) -> Any:
+            args = TrainingArguments(
+                output_dir=str(tmp_path), use_cpu=True, report_to="none", max_steps=2, save_strategy="no",
+                **arguments,
+            )  # fmt: skip
+            return Trainer(model_of(3, 0.0), args, train_dataset=samples())
+
+        said: list[str] = []
+
+        def attempt(work: Callable[[], Any]) -> None:
+            try:
+                work()
+            except holdfast.RefusedError as error:
+                said.append(str(error))
+            else:
+                said.append("nothing")
+
+        for arguments in (
+            {"ignore_data_skip": True},
+            {"auto_find_batch_size": True},
+            {"optim": "galore_adamw_layerwise", "optim_target_modules": ["attn"]},
+        ):
+            attempt(lambda with_=arguments: adapter.HoldfastCallback(trainer_with(**with_), "no"))
+        engine = trainer_with()
+        engine.is_deepspeed_enabled = True
+        attempt(lambda: adapter.HoldfastCallback(engine, "no"))
+        trainer = trainer_with()
+        callback = adapter.HoldfastCallback(trainer, "forgotten")
+        attempt(trainer.train)
+        trainer.train(resume_from_checkpoint=callback.last_checkpoint())
+        attempt(trainer.train)
+        other = trainer_with(seed=5)
+        attempt(adapter.HoldfastCallback(other, "forgotten").last_checkpoint)
+        adapter.transformers.__version__ = "5.2.0"
+        attempt(lambda: adapter.HoldfastCallback(trainer_with(), "no"))
+        return said
+
+    [said] = in_ranks(1, refused)
+    expected = [
+        "ignore_data_skip=True",
+        "auto_find_batch_size=True",
+        "optim=",
+        "DeepSpeed",
+        "last_checkpoint()",
+        "last_checkpoint()",
+        "seed was 42 and is 5",
+        "Install 5.3 or newer",
+    ]
+    assert len(said) == len(expected)
+    for text, line in zip(expected, said, strict=True):
+        assert text in line
+
+
+# ---- the example ----
+
+
+def start_example(
+    place: str, ranks: int, job: str, output: pathlib.Path
+) -> subprocess.Popen[bytes]:
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"]  # fmt: skip
+    command = [sys.executable, *(launcher if ranks > 1 else ()), str(EXAMPLE)]
+    output.mkdir(exist_ok=True)
+    with open(output / "printed", "ab") as printed:
+        return subprocess.Popen(
+            [*command, f"--job={job}", f"--output={output}"],
+            env={
+                **os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{place}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def history_of(output: pathlib.Path) -> list[dict[str, float]]:
+    history = json.loads((output / "trainer_state.json").read_text())["log_history"]
+    return [timeless(each) for each in history]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_example(
+    daemon: Daemon, places: Callable[[str], str], tmp_path: pathlib.Path, version: str
+) -> None:
+    place = places(version)
+    undisturbed, output = tmp_path / "undisturbed", tmp_path / "killed"
+    alone = start_example(place, 1, "undisturbed", undisturbed)
+    assert alone.wait(RUN_DEADLINE_S) == 0, (undisturbed / "printed").read_text()[-3000:]
+    dice = random.Random(f"{SEED} {version}")
+    for _ in range(2):
+        printed = output / "printed"
+        before = printed.read_text().count("'loss'") if printed.exists() else 0
+        run = start_example(place, 1, "killed", output)
+        try:
+            steps = before + dice.randrange(2, 12)
+            wait_until(
+                f"{steps} steps",
+                lambda steps=steps: printed.read_text().count("'loss'") >= steps,
+                deadline_s=RUN_DEADLINE_S,
+                said=lambda: printed.read_text()[-3000:],
+            )
+        finally:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+    last = start_example(place, 1, "killed", output)
+    assert last.wait(RUN_DEADLINE_S) == 0, (output / "printed").read_text()[-3000:]
+    assert len(history_of(output)) == 49  # 48 steps, and the summary
+    assert history_of(output) == history_of(undisturbed)
+
+
+def test_the_page_has_the_example() -> None:
+    assert EXAMPLE.read_text() in (ROOT / "docs/frameworks/transformers.md").read_text()
