@@ -72,6 +72,17 @@ def samples() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": each, "labels": each} for each in texts]
 
 
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Without a length."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def __iter__(self) -> Any:
+        for _ in range(self.rounds):
+            yield from samples()
+
+
 def masked(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """A collator that draws from the generators of torch and Python."""
     inputs = torch.stack([each["input_ids"] for each in batch])
@@ -109,6 +120,23 @@ def signalling(event: str, step: int, number: signal.Signals) -> Any:
     return Signalling()
 
 
+def shard(trainer: Any) -> None:
+    """FSDP2 as Accelerate does it. On a CPU it has no switch for that, so its state is set as it is on GPUs."""
+    from accelerate import FullyShardedDataParallelPlugin
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["GPT2Block"],
+        cpu_ram_efficient_loading=False,
+    )
+    AcceleratorState._shared_state["fsdp_plugin"] = plugin
+    AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
+    trainer.is_fsdp_enabled = True
+
+
 def train(
     folder: pathlib.Path,
     job: str | None,
@@ -119,6 +147,8 @@ def train(
     callbacks: Callable[[], list[Any]] = list,
     scaler: dict[str, Any] | None = None,
     dropout: float = 0.1,
+    sharded: bool = False,
+    stream: int = 0,
     **arguments: Any,
 ) -> dict[str, Any]:
     """In a rank: a run, with everything by which two runs are compared. `job` None: without Holdfast."""
@@ -136,10 +166,12 @@ def train(
         model_of(3, dropout),
         args,
         data_collator=collator,
-        train_dataset=data,
+        train_dataset=Stream(stream) if stream else data,
         eval_dataset=data[:4],
         callbacks=callbacks(),
     )
+    if sharded:
+        shard(trainer)
     if scaler is not None:
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", **scaler)
     callback, last = None, None
@@ -162,11 +194,19 @@ def train(
         "best": (trainer.state.best_metric, trainer.state.best_global_step),
         "tokens": trainer.state.num_input_tokens_seen,
         "flos": trainer.state.total_flos,
-        "model": {name: each.clone() for name, each in trainer.model.state_dict().items()},
-        "optimizer": trainer.optimizer.state_dict()["state"],
+        "model": {name: own(each) for name, each in trainer.model.state_dict().items()},
+        "optimizer": {
+            number: {name: own(each) for name, each in state.items()}
+            for number, state in trainer.optimizer.state_dict()["state"].items()
+        },
         "rate": trainer.lr_scheduler.get_last_lr(),
         "scale": None if scaled is None else scaled.state_dict(),
     }
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of it."""
+    return tensor.to_local().clone() if hasattr(tensor, "to_local") else tensor.clone()
 
 
 def timeless(entry: dict[str, float]) -> dict[str, float]:
@@ -217,6 +257,7 @@ CASES: dict[str, dict[str, Any]] = {
     "best at the end": {**BEST, "save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True},
     "order from the global generator": {"accelerator_config": {"use_seedable_sampler": False}},
     "masked": {"collator": masked, "gradient_accumulation_steps": 2, "num_train_epochs": 4},
+    "streamed": {"stream": 3, "max_steps": 14},
     "scaled": {"scaler": {"init_scale": 64.0, "growth_interval": 3}},
 }  # fmt: skip
 
@@ -248,13 +289,15 @@ def test_killed_anywhere(daemon: Daemon, newest: None, tmp_path: pathlib.Path, c
     assert_same(expected, again)
 
 
-def test_two_ranks(daemon: Daemon, newest: None, tmp_path: pathlib.Path) -> None:
-    """DistributedDataParallel over gloo; one of the ranks is killed in the second epoch."""
+@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
+def test_two_ranks(daemon: Daemon, newest: None, tmp_path: pathlib.Path, sharded: bool) -> None:
+    """Over gloo; one of the ranks is killed in the second epoch."""
 
     def run(job: str | None, kill: tuple[str, int] | None = None) -> Callable[[int], Any]:
         def work(rank: int) -> Any:
             send = None if kill is None or rank == 0 else (*kill, signal.SIGKILL)
-            return train(tmp_path / str(rank), job, send, per_device_train_batch_size=1)
+            place = tmp_path / str(rank)
+            return train(place, job, send, per_device_train_batch_size=1, sharded=sharded)
 
         return work
 
@@ -289,6 +332,18 @@ def test_another_number_of_ranks(daemon: Daemon, newest: None, tmp_path: pathlib
     assert found["resumed"] in (6, 7)
     losses = [[each.get("loss") for each in run["history"]] for run in (expected, found)]
     assert losses[1] == pytest.approx(losses[0])
+
+
+def test_a_stream_that_is_read_again(daemon: Daemon, newest: None, tmp_path: pathlib.Path) -> None:
+    """The Trainer counts whole passes of a length, and finds no place in the second of a stream: that is said, and refused."""
+
+    def run(kill: bool = False) -> Callable[[int], Any]:
+        send = ("on_step_begin", 8, signal.SIGKILL) if kill else None
+        return lambda rank: train(tmp_path, "job", send, stream=1, max_steps=14)
+
+    killed(1, run(kill=True))
+    with pytest.raises(AssertionError, match="had begun another pass over its data"):
+        in_ranks(1, run())
 
 
 def test_without_any_of_it_the_losses_differ(
@@ -326,7 +381,7 @@ def test_told_to_end(daemon: Daemon, newest: None, tmp_path: pathlib.Path, ranks
     def run(job: str | None, told: bool = False) -> Callable[[int], Any]:
         def work(rank: int) -> Any:
             send = ("on_step_begin", 7, signal.SIGTERM) if told and rank == ranks - 1 else None
-            return train(tmp_path / str(rank), job, send, eval_strategy="epoch")
+            return train(tmp_path / str(rank), job, send, per_device_train_batch_size=2 // ranks)
 
         return work
 

@@ -27,7 +27,8 @@ from transformers.trainer_utils import has_length
 
 from holdfast import _jobs
 from holdfast._checkpointer import Checkpointer
-from holdfast._errors import RefusedError
+from holdfast._errors import InvalidArgumentError, RefusedError
+from holdfast._handle import Stage
 from holdfast.integrations import _random
 from holdfast.integrations._drawing_collator import DrawingCollator
 
@@ -36,6 +37,7 @@ _log = logging.getLogger("holdfast")
 _OLDEST = (5, 3)  # before that the sum of the losses since the last log is a local variable
 _STATE_FILE = "trainer_state.json"
 _HISTORY = "log_history"
+_SUMMARY = {"train_loss", "total_flos"}  # of a whole run, in its last log entry alone
 
 
 class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
@@ -55,13 +57,16 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, trainer: Trainer, job: str, *, every: int = 1, **options: Any) -> None:
-        every = _jobs.unsigned("HoldfastCallback", "every", every)
+        if _jobs.unsigned("HoldfastCallback", "every", every) == 0:
+            raise InvalidArgumentError(
+                f"HoldfastCallback of job {job!r}: every=0: it is at least 1"
+            )
         _refuse_unsupported(trainer, job)
         self.preempted = False
         self.checkpointer = Checkpointer(job, **options)
         self._job = job
         self._trainer = trainer
-        self._every = max(every, 1)
+        self._every = every
         self._devices = _devices(trainer.args)
         self._asked = False
         self._found: Any = None  # what is resumed from
@@ -229,22 +234,23 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
         if self.checkpointer.preempted(state.global_step):
             self.preempted = True
             control.should_training_stop = True
-            self._hurry(control)
+            self._hurry(state, control)
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         if self.preempted:
-            self._hurry(control)
+            self._hurry(state, control)
         return control
 
     @staticmethod
-    def _hurry(control: Any) -> None:
-        """What takes long is left out where the job is about to be killed."""
-        control.should_evaluate = control.should_save = False
+    def _hurry(state: Any, control: Any) -> None:
+        """What takes long is left out where the job is about to be killed. The end of a run comes only once, and is not."""
+        if state.global_step < state.max_steps:
+            control.should_evaluate = control.should_save = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         # The Trainer's last words: all steps are done, and the best weights not yet put in the place of the last.
-        if logs is not None and "train_runtime" in logs:
+        if logs is not None and logs.keys() >= _SUMMARY:
             self._save(state, last=True)
             if self.preempted:
                 stages = self.checkpointer.drain()
@@ -264,9 +270,8 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
         step = state.global_step
         if step > self._saved and (last or step % self._every == 0):
             self._saved = step
-            self.checkpointer.save(
-                step, self._state(state, last), wait="committed" if last else None
-            )
+            wait: Stage | None = "committed" if last and not self.preempted else None
+            self.checkpointer.save(step, self._state(state, last), wait=wait)
 
     def _state(self, state: Any, last: bool = False) -> dict[str, Any]:
         trainer = self._trainer
