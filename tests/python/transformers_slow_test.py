@@ -190,6 +190,7 @@ def train(
     return {
         "resumed": 0 if found is None else found.step,
         "preempted": callback is not None and callback.preempted,
+        "sharded": any(hasattr(each, "to_local") for each in trainer.model.parameters()),
         "history": [timeless(each) for each in trainer.state.log_history],
         "best": (trainer.state.best_metric, trainer.state.best_global_step),
         "tokens": trainer.state.num_input_tokens_seen,
@@ -310,6 +311,7 @@ def test_two_ranks(daemon: Daemon, newest: None, tmp_path: pathlib.Path, sharded
     assert found[0]["resumed"] == found[1]["resumed"] in range(5, 10)
     assert len({str(each["history"]) for each in expected}) == 1
     for one, other in zip(expected, found, strict=True):
+        assert one["sharded"] == other["sharded"] == sharded
         assert_same(one, other)
 
 
@@ -443,7 +445,7 @@ def test_what_does_not_work_is_refused(
     expected = [
         "ignore_data_skip=True",
         "auto_find_batch_size=True",
-        "optim=",
+        "optim=galore_adamw_layerwise",
         "DeepSpeed",
         "last_checkpoint()",
         "last_checkpoint()",

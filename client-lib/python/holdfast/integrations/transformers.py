@@ -37,7 +37,7 @@ _log = logging.getLogger("holdfast")
 _OLDEST = (5, 3)  # before that the sum of the losses since the last log is a local variable
 _STATE_FILE = "trainer_state.json"
 _HISTORY = "log_history"
-_SUMMARY = {"train_loss", "total_flos"}  # of a whole run, in its last log entry alone
+_SUMMARY = {"train_loss", "train_runtime"}  # of a whole run, in its last log entry
 
 
 class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
@@ -191,15 +191,10 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
     #
     # A step is saved when all that follows it has been done (its log, its evaluation), which is where the next one begins.
 
-    def on_epoch_begin(
-        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._collator is not None:
             self._collator.begin_epoch()
         if self._resuming is not None:
-            if hasattr(train_dataloader, "set_epoch"):
-                # accelerate's skip_first_batches does not reach the sampler behind a sharded one.
-                train_dataloader.set_epoch(int(state.epoch))
             self._epoch_random = self._resuming["epoch_random"]
             _random.set_to(self._epoch_random, self._devices)
             if self._collator is not None:
@@ -402,7 +397,7 @@ def _check_place(args: Any, checkpointer: Checkpointer) -> None:
 def _refuse_unsupported(trainer: Trainer, job: str) -> None:
     args = trainer.args
     version = tuple(int(each) for each in transformers.__version__.split(".")[:2])
-    layerwise = "layerwise" in str(args.optim)
+    optim = str(getattr(args.optim, "value", args.optim))
     stateful = getattr(args.accelerator_config, "use_stateful_dataloader", False)
     refused = {
         f"transformers {transformers.__version__} keeps the sum of the losses where nobody can save it. "
@@ -413,7 +408,8 @@ def _refuse_unsupported(trainer: Trainer, job: str) -> None:
         "XLA devices are not supported": torch.device(args.device).type == "xla",
         "ignore_data_skip=True trains on batches that were seen. Remove it": args.ignore_data_skip,
         "auto_find_batch_size=True changes the place of a step in the data. Set per_device_train_batch_size": args.auto_find_batch_size,
-        f"optim={args.optim} has an optimizer for each layer that the Trainer does not show. Use one that is not layerwise": layerwise,
+        f"optim={optim} has an optimizer for each layer that the Trainer does not show. Use one that is not layerwise": "layerwise"
+        in optim,
         "use_stateful_dataloader=True: the Trainer skips batches itself. Remove it from accelerator_config": stateful,
     }
     for cause, holds in refused.items():
