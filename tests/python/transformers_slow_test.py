@@ -514,5 +514,17 @@ def test_the_example(
     assert history_of(output) == history_of(undisturbed)
 
 
+def test_the_example_under_torchrun(
+    daemon: Daemon, places: Callable[[str], str], tmp_path: pathlib.Path
+) -> None:
+    for _ in range(2):  # and again, when all is done
+        run = start_example(places(VERSIONS[0]), 2, "ranks", tmp_path)
+        assert run.wait(RUN_DEADLINE_S) == 0, (tmp_path / "printed").read_text()[-3000:]
+        assert len(history_of(tmp_path)) == 25
+    assert (tmp_path / "printed").read_text().count("'loss'") == 24
+    steps = json.loads(daemon.ctl("list", "ranks", "--json"))["checkpoints"]
+    assert max(int(each["step"]) for each in steps if each["state"] == "committed") == 24
+
+
 def test_the_page_has_the_example() -> None:
     assert EXAMPLE.read_text() in (ROOT / "docs/frameworks/transformers.md").read_text()
