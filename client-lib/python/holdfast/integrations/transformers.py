@@ -53,7 +53,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
     `options`: what `holdfast.Checkpointer` takes besides.
 
     `checkpointer`: the Checkpointer that saves. Code that writes weights by hand calls its `wait_snapshot()` first.
-    `preempted`: the job was told to end, and its last step was saved.
+    `preempted`: the job was told to end, and `train` has ended after a last save.
     """
 
     def __init__(self, trainer: Trainer, job: str, *, every: int = 1, **options: Any) -> None:
@@ -202,7 +202,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
             if not _within_epoch(state):
                 self._resuming = None
             return
-        if _within_epoch(state):
+        if _within_epoch(state) and not self._lost_position:
             self._lost_position = True
             _log.warning(
                 "job '%s': the Trainer begins another pass over its data at epoch %s: saves from here on cannot be resumed, "
