@@ -242,7 +242,7 @@ def killed(ranks: int, work: Callable[[int], Any]) -> None:
 def patient() -> list[Any]:
     from transformers import EarlyStoppingCallback
 
-    return [EarlyStoppingCallback(early_stopping_patience=3)]
+    return [EarlyStoppingCallback(early_stopping_patience=5)]
 
 
 BEST = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
@@ -254,7 +254,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "evaluated": {**BEST, "logging_steps": 3, "max_steps": 14},
     "evaluated after epochs": {**BEST, "eval_strategy": "epoch", "logging_steps": 4},
-    "stopped early": {**BEST, "learning_rate": 0.2, "num_train_epochs": 8, "callbacks": patient},
+    "stopped early": {**BEST, "learning_rate": 0.0, "num_train_epochs": 8, "callbacks": patient},  # after 12 steps
     "best at the end": {**BEST, "save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True},
     "order from the global generator": {"accelerator_config": {"use_seedable_sampler": False}},
     "masked": {"collator": masked, "gradient_accumulation_steps": 2, "num_train_epochs": 4},

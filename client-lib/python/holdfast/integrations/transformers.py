@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState, TrainerControl
 from transformers.trainer_utils import has_length
 
@@ -74,6 +74,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
         self._saved = 0  # the newest step that was saved or restored
         self._epoch_random: dict[str, Any] = {}
         self._lost_position = False
+        self._is_over = False  # since before this start
         self._history = _History()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         _check_place(trainer.args, self.checkpointer)
@@ -102,7 +103,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
         state.save_to_json(os.path.join(self._folder.name, _STATE_FILE))
         return self._folder.name
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         if not self._asked:
             raise RefusedError(
                 f"train of job {self._job!r}: the Trainer would begin at its first batch, whatever was saved. "
@@ -123,9 +124,11 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
             )
         if found is not None:
             self._fill(found)
-            if state.global_step >= state.max_steps:
+            if state.global_step >= state.max_steps or self._stopped_early():
+                self._is_over = control.should_training_stop = True
                 _give_no_batches(self._trainer)
         self.checkpointer.prepare(self._state(state))
+        return control
 
     def _fill(self, found: Any) -> None:
         """All that was saved, but for what the Trainer has read already."""
@@ -233,7 +236,9 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if self.preempted:
+        if self._is_over:
+            control.should_log = control.should_evaluate = control.should_save = False
+        elif self.preempted:
             self._hurry(state, control)
         return control
 
@@ -315,6 +320,13 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]
             for each in self._trainer.callback_handler.callbacks
             if isinstance(each, ExportableState) and not isinstance(each, TrainerControl)
         ]
+
+    def _stopped_early(self) -> bool:
+        return any(
+            each.early_stopping_patience_counter >= each.early_stopping_patience
+            for each in self._stateful_callbacks()
+            if isinstance(each, EarlyStoppingCallback)
+        )
 
     def _refuse_other_data(self, saved: dict[str, Any]) -> None:
         what = f"resume of job {self._job!r} after step {self._found.step}"
@@ -423,5 +435,5 @@ def _within_epoch(state: Any) -> bool:
 
 
 def _give_no_batches(trainer: Trainer) -> None:
-    """The run is at its end: where that is within an epoch, the Trainer would make one step more at each start."""
+    """The run is at its end: where that is within an epoch, the Trainer would go on at each start, by a step at least."""
     trainer.get_batch_samples = lambda *_, **__: ([], None)
