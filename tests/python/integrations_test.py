@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import random
 import sys
 from typing import Any
@@ -14,6 +15,8 @@ import holdfast
 from daemons import Daemon, run_python
 from holdfast.integrations import _random
 from holdfast.integrations._drawing_collator import DrawingCollator
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def drawn() -> list[float]:
@@ -85,3 +88,8 @@ def test_a_collator_that_draws_nothing_has_nothing_saved() -> None:
     collator = DrawingCollator(list, devices=[])
     assert collator([1, 2]) == [1, 2]
     assert collator.draws() == []
+
+
+def test_the_page_has_the_example() -> None:
+    example = (ROOT / "examples/train_transformers.py").read_text()
+    assert example in (ROOT / "docs/frameworks/transformers.md").read_text()
