@@ -1,7 +1,9 @@
 """A tiny GPT-2 under Hugging Face's Trainer. Kill it at any moment, start it again: the losses are those of a run left alone.
 
-python examples/train_transformers.py                        # one process
-torchrun --nproc-per-node 2 examples/train_transformers.py   # DistributedDataParallel
+    python examples/train_transformers.py                        # one process
+    torchrun --nproc-per-node 2 examples/train_transformers.py   # DistributedDataParallel
+
+It needs transformers 5.3 or newer, and accelerate.
 """
 
 import argparse
