@@ -18,7 +18,9 @@ def bars(axes, rows: list[dict], state: str, kind: str) -> None:
     """The rows "STATE: KIND, WAY", and the plain copy beside them."""
     prefix = f"{state}: {kind}, "
     shown = [
-        (row["name"].removeprefix(prefix), row) for row in rows if row["name"].startswith(prefix)
+        (row["name"].removeprefix(prefix), row)
+        for row in rows
+        if row["name"].startswith(prefix) and not row["ceiling"]  # a time, no ratio
     ]
     shown += [("plain copy", row) for row in rows if row["name"] == f"{state}: plain copy"]
     shown.reverse()
@@ -60,7 +62,8 @@ def bars(axes, rows: list[dict], state: str, kind: str) -> None:
 def main() -> None:
     result, picture = map(pathlib.Path, sys.argv[1:])
     rows = json.loads(result.read_text())["rows"]
-    states = list(dict.fromkeys(row["name"].split(": ")[0] for row in rows))
+    end = ": plain copy"  # of the states that are saved in all ways
+    states = [row["name"].removesuffix(end) for row in rows if row["name"].endswith(end)]
     kinds = ["blocked", "durable", "restore"]
     figure, grid = pyplot.subplots(len(kinds), len(states), figsize=(12, 9), squeeze=False)
     for across, state in enumerate(states):
