@@ -1,7 +1,10 @@
 """A small training with PyTorch Lightning and Holdfast. Kill it at any moment and start the same command again: it prints
 what it would have printed without that.
 
-    python examples/train_lightning.py [--epochs 3] [--devices 2]
+    python examples/train_lightning.py               # one process
+    python examples/train_lightning.py --devices 2   # DistributedDataParallel
+
+It needs lightning and torchdata.
 """
 
 import argparse
@@ -11,7 +14,7 @@ import torch
 from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from holdfast.integrations.lightning import HoldfastCallback
+from holdfast.integrations.lightning import HoldfastCallback  # [holdfast]
 
 
 class Sums(torch.utils.data.Dataset):
@@ -60,7 +63,6 @@ class Adder(L.LightningModule):
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--devices", type=int, default=1)
-parser.add_argument("--strategy", default="auto")
 parser.add_argument("--job", default="adder")
 options = parser.parse_args()
 
@@ -69,8 +71,7 @@ trainer = L.Trainer(
     max_epochs=options.epochs,
     accelerator="cpu",
     devices=options.devices,
-    strategy=options.strategy,
-    callbacks=[HoldfastCallback(options.job)],
+    callbacks=[HoldfastCallback(options.job)],  # [holdfast]
     enable_checkpointing=False,
     enable_progress_bar=False,
     logger=False,

@@ -112,14 +112,14 @@ def test_a_run_that_is_killed_where_an_epoch_ends(
 
 
 def test_two_ranks(daemon: Daemon, packages: str) -> None:
-    words = ["--devices=2", "--strategy=ddp"]
+    words = ["--devices=2"]
     whole = undisturbed(packages, *words)
     assert {each.split()[1] for each in whole} == {"0", "1"}
     assert set(killed_again_and_again(packages, [9, 13], *words)) == set(whole)
 
 
 def test_another_number_of_ranks(daemon: Daemon, packages: str) -> None:
-    first = Start(packages, "--devices=2", "--strategy=ddp", kill_after=13)
+    first = Start(packages, "--devices=2", kill_after=13)
     second = Start(packages)
     assert second.code == 0, second.said
     assert "the epoch begins again" in second.said
