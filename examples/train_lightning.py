@@ -8,6 +8,7 @@ It needs lightning and torchdata.
 """
 
 import argparse
+import sys
 
 import lightning.pytorch as L
 import torch
@@ -38,7 +39,7 @@ class Adder(L.LightningModule):
 
     def training_step(self, batch, index):
         loss = self.loss(batch)
-        print(f"rank {self.global_rank} step {self.global_step} loss {loss.item():.9g}", flush=True)
+        self.tell("loss", loss.item())
         return loss
 
     def validation_step(self, batch, index):
@@ -46,10 +47,12 @@ class Adder(L.LightningModule):
 
     def on_validation_epoch_end(self):
         if not self.trainer.sanity_checking:
-            val = self.trainer.callback_metrics.get("val", torch.nan)
-            print(
-                f"rank {self.global_rank} step {self.global_step} val {float(val):.9g}", flush=True
-            )
+            self.tell("val", float(self.trainer.callback_metrics["val"]))
+
+    def tell(self, name, value):
+        # (One write each: the ranks share the output.)
+        sys.stdout.write(f"rank {self.global_rank} step {self.global_step} {name} {value:.9g}\n")
+        sys.stdout.flush()
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)

@@ -36,7 +36,7 @@ class _Pair:
         self.state_dict, self.load_state_dict = save, load
 
 
-class HoldfastCallback(L.Callback):
+class HoldfastCallback(L.Callback):  # type: ignore[misc]
     """Saves each step that `trainer.global_step` counts, and restores the newest when `fit` begins.
 
     `every`: save after so many optimizer steps. A save costs the loop milliseconds. What is lost by a kill is what
@@ -56,6 +56,7 @@ class HoldfastCallback(L.Callback):
         # Restored, to be used when the loop begins.
         self._random: dict[str, Any] | None = None
         self._loaders: list[Any] | None = None
+        self._epoch: dict[str, Any] = {}  # what the order of this epoch was drawn from
 
     # ---- Lightning's hooks ----
 
@@ -88,14 +89,27 @@ class HoldfastCallback(L.Callback):
                 self._job,
             )
             _begin_epoch(trainer.fit_loop)
-        else:
-            trainer.fit_loop._combined_loader_states_to_load = self._loaders
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         _check_loaders(trainer)
-        if self._random is not None:  # making the loaders' iterators has drawn numbers
+        if self._loaders is not None:
+            # (Under DDP the order of an epoch is drawn by a sampler that its loader does not see.)
+            _random.set_to(self._epoch["random"], _devices(trainer))
+            for generator, state in zip(
+                _generators(trainer), self._epoch["generators"], strict=False
+            ):
+                generator.set_state(state)
+            _give_loaders(trainer, self._loaders)
+            self._loaders = None
+        if self._random is not None:
             _random.set_to(self._random, _devices(trainer))
             self._random = None
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._epoch = {
+            "random": _random.captured(_devices(trainer)),
+            "generators": [each.get_state() for each in _generators(trainer)],
+        }
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         assert self.checkpointer is not None
@@ -144,7 +158,10 @@ class HoldfastCallback(L.Callback):
             ),
             "loop": _Pair(lambda: _loop_state(loop), loop.load_state_dict),
             "loaders": _Pair(lambda: loop._combined_loader._state_dicts(), self._keep_loaders),
-            "random": _Pair(lambda: _random.captured(_devices(trainer)), self._keep_random),
+            "random": _Pair(
+                lambda: {"now": _random.captured(_devices(trainer)), "epoch": self._epoch},
+                self._keep_random,
+            ),
         }
         if trainer.datamodule is not None:
             state["datamodule"] = _Pair(
@@ -158,7 +175,7 @@ class HoldfastCallback(L.Callback):
         self._loaders = states
 
     def _keep_random(self, states: dict[str, Any]) -> None:
-        self._random = states
+        self._random, self._epoch = states["now"], states["epoch"]
 
 
 def _devices(trainer: Any) -> list[Any]:
@@ -168,7 +185,7 @@ def _devices(trainer: Any) -> list[Any]:
 
 def _loop_state(loop: Any) -> dict[str, Any]:
     """Without its loaders: their positions are each rank's own."""
-    state = loop.state_dict()
+    state: dict[str, Any] = loop.state_dict()
     state["state_dict"] = {
         name: value for name, value in state["state_dict"].items() if name != "combined_loader"
     }
@@ -187,6 +204,30 @@ def _notes_of(module: Any) -> dict[str, Any]:
     module.on_save_checkpoint(checkpoint)
     del checkpoint["state_dict"]
     return checkpoint
+
+
+def _samplers(trainer: Any) -> list[Any]:
+    loaders = trainer.fit_loop._combined_loader.flattened
+    batches = [getattr(each, "batch_sampler", None) for each in loaders]
+    return [getattr(each, "sampler", None) for each in [*loaders, *batches]]
+
+
+def _generators(trainer: Any) -> list[Any]:
+    """Of samplers that Lightning has wrapped for DDP: their loader does not see them, so their state is not in its own."""
+    wrapped = [getattr(each, "dataset", None) for each in _samplers(trainer)]
+    inner = [getattr(each, "_sampler", None) for each in wrapped]
+    return [each.generator for each in inner if getattr(each, "generator", None) is not None]
+
+
+def _give_loaders(trainer: Any, states: list[Any]) -> None:
+    """Lightning makes the iterators before it tells the samplers the epoch: too early for one that goes on within an epoch."""
+    loop = trainer.fit_loop
+    for sampler in _samplers(trainer):
+        set_epoch = getattr(sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(trainer.current_epoch)
+    loop._combined_loader._load_state_dicts(states)
+    iter(loop._data_fetcher)
 
 
 def _begin_epoch(loop: Any) -> None:
