@@ -216,7 +216,8 @@ def _generators(trainer: Any) -> list[Any]:
     """Of samplers that Lightning has wrapped for DDP: their loader does not see them, so their state is not in its own."""
     wrapped = [getattr(each, "dataset", None) for each in _samplers(trainer)]
     inner = [getattr(each, "_sampler", None) for each in wrapped]
-    return [each.generator for each in inner if getattr(each, "generator", None) is not None]
+    generators = [getattr(each, "generator", None) for each in inner]
+    return [each for each in generators if each is not None]
 
 
 def _give_loaders(trainer: Any, states: list[Any]) -> None:
