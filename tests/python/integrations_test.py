@@ -1,7 +1,8 @@
-"""What the adapters of frameworks are made of, without the frameworks (transformers_slow_test.py has those)."""
+"""What the adapters of frameworks are made of, without the frameworks: tests of each framework have those."""
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import random
 import sys
@@ -32,10 +33,11 @@ def test_importing_holdfast_imports_no_framework() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_without_the_framework_the_module_says_what_is_missing() -> None:
-    assert "transformers" not in sys.modules
-    with pytest.raises(ModuleNotFoundError, match="transformers"):
-        import holdfast.integrations.transformers  # noqa: F401
+@pytest.mark.parametrize("framework", ["transformers", "lightning"])
+def test_without_the_framework_the_module_says_what_is_missing(framework: str) -> None:
+    assert framework not in sys.modules
+    with pytest.raises(ModuleNotFoundError, match=f"'{framework}'"):
+        importlib.import_module(f"holdfast.integrations.{framework}")
 
 
 def test_generators_draw_the_same_again() -> None:
@@ -90,6 +92,7 @@ def test_a_collator_that_draws_nothing_has_nothing_saved() -> None:
     assert collator.draws() == []
 
 
-def test_the_page_has_the_example() -> None:
-    example = (ROOT / "examples/train_transformers.py").read_text()
-    assert example in (ROOT / "docs/frameworks/transformers.md").read_text()
+@pytest.mark.parametrize("framework", ["transformers", "lightning"])
+def test_the_page_has_the_example(framework: str) -> None:
+    example = (ROOT / f"examples/train_{framework}.py").read_text()
+    assert example in (ROOT / f"docs/frameworks/{framework}.md").read_text()
