@@ -30,7 +30,7 @@ def is_split(of: Range | Part) -> bool:
 def is_of_part_alone(value: Any, shape: Any) -> bool:
     """Of an entry of the state of a parameter that is split; `shape`: what this rank has of the parameter.
 
-    What is in a list or dictionary is never cut, whatever its shape is.
+    What is in a list or dictionary is never cut.
     """
     if isinstance(value, torch_module().Tensor):
         return int(value.numel()) > 1 and value.shape != shape

@@ -115,7 +115,7 @@ class Reader(StorageReader):
         self._step_opened: _core.OpenStep | None = None  # while it is loaded
         self._stored: Stored | None = None
         self._reads: Reads | None = None  # what this rank's plan wants, until it is read
-        self._values: _Values = {}  # of the coordinator, until it is planned who wants them
+        self._values: _Values = {}  # the coordinator has them until the plans say who wants them
         self._error: HoldfastError | None = None
 
     # For the loop.

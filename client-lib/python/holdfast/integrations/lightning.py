@@ -1,4 +1,4 @@
-"""PyTorch Lightning: a run that is killed at any moment goes on where it was.
+"""PyTorch Lightning: a run that is killed can be started again, and continues after its last committed step.
 
     trainer = L.Trainer(max_epochs=3, callbacks=[HoldfastCallback("my-run")])
     trainer.fit(model, train_dataloaders=StatefulDataLoader(...))
@@ -79,7 +79,7 @@ class HoldfastCallback(L.Callback):  # type: ignore[misc]
             return
         if trainer.ckpt_path is not None:
             raise InvalidArgumentError(
-                f"fit(ckpt_path={trainer.ckpt_path!r}): job {self._job!r} goes on from its own step {ckpt.last_restored.step}: "
+                f"fit(ckpt_path={trainer.ckpt_path!r}): job {self._job!r} continues from its own step {ckpt.last_restored.step}: "
                 "leave ckpt_path out, or take another job name for a new run"
             )
         self._saved = trainer.global_step
@@ -221,7 +221,7 @@ def _generators(trainer: Any) -> list[Any]:
 
 
 def _give_loaders(trainer: Any, states: list[Any]) -> None:
-    """Lightning makes the iterators before it tells the samplers the epoch: too early for one that goes on within an epoch."""
+    """Lightning makes the iterators before it tells the samplers the epoch: too early for a run that resumes within an epoch."""
     loop = trainer.fit_loop
     for sampler in _samplers(trainer):
         set_epoch = getattr(sampler, "set_epoch", None)
